@@ -1,0 +1,1 @@
+"""The HTTP service: OpenAI-shaped completions, the admin API, health and metrics."""

@@ -1,0 +1,63 @@
+"""Settings of one engine: read once, validated, never written again."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+class ConfigError(ValueError):
+    """A setting cannot be honoured; names the setting, its value and what would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What one engine process is started with.
+
+    model: local Hugging Face folder or hub id. kv_memory: bytes for the cache, or a share of the
+    memory that is free when the model is loaded (a float in (0, 1]). max_model_len: None takes
+    the model's own. dtype "auto" takes the checkpoint's. kernels "auto": Triton on cuda, the CPU
+    path on cpu; "triton" on cpu runs under Triton's interpreter; "torch" is the oracle.
+    max_batch_tokens: tokens of one step, prefill and decode together. max_running: sequences of
+    one step. max_queue: requests that may wait. secret: the deployment's, 32 bytes; it keys
+    hashes and tenant domains. debug_audit: audit the store after every step.
+    """
+
+    model: str
+    secret: bytes
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    kernels: Literal["auto", "triton", "cpu", "torch"] = "auto"
+    kv_memory: int | float = 0.25
+    block_size: int = 16
+    max_model_len: int | None = None
+    max_batch_tokens: int = 512
+    max_running: int = 64
+    max_queue: int = 1024
+    prefix_cache: bool = True
+    hash_function: Literal["xxh3_128", "sha256"] = "xxh3_128"
+    redis_url: str | None = None
+    deployment: str = "default"
+    lease_seconds: float = 10.0
+    served_model_name: str | None = None
+    debug_audit: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what no engine can honour."""
+        if isinstance(self.kv_memory, float) and not 0 < self.kv_memory <= 1:
+            raise ConfigError(
+                f"kv_memory: {self.kv_memory} is not a share in (0, 1] (bytes are whole numbers)"
+            )
+        if self.kv_memory <= 0:
+            raise ConfigError(f"kv_memory: {self.kv_memory} bytes hold no block")
+        if self.block_size not in (8, 16, 32, 64):
+            raise ConfigError(f"block_size: {self.block_size} is not one of 8, 16, 32, 64")
+        for name in ("max_batch_tokens", "max_running", "max_queue"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: {getattr(self, name)} is less than 1")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ConfigError(
+                f"max_model_len: {self.max_model_len} leaves no room for a prompt and one output token"
+            )
+        if self.lease_seconds <= 0:
+            raise ConfigError(f"lease_seconds: {self.lease_seconds} is not positive")
+        if len(self.secret) < 16:
+            raise ConfigError(f"secret: {len(self.secret)} bytes are fewer than 16")

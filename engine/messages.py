@@ -1,0 +1,228 @@
+"""Admin calls to the engine and their replies: frozen values that cross the process border.
+
+Every call is a frozen dataclass here; `EngineCore.admin` maps its type to the reply's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stemkv.kvstore.flush import FlushKind, FlushReport
+from stemkv.kvstore.namespace import Namespace
+
+
+@dataclass(frozen=True, slots=True)
+class GetStats:
+    """Ask for `EngineStats`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStats:
+    """Counts of one tenant since the engine started; tokens unless named otherwise.
+
+    lookup: prompt tokens looked up. hit_full: reused in full blocks. hit_partial: reused by
+    copying part of a block. computed: prompt tokens computed. generated: output tokens.
+    cached_blocks: published blocks that the tenant owns now, in use or not. evicted_blocks: its
+    blocks evicted so far.
+    """
+
+    lookup: int = 0
+    hit_full: int = 0
+    hit_partial: int = 0
+    computed: int = 0
+    generated: int = 0
+    requests: int = 0
+    cached_blocks: int = 0
+    evicted_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The pool and the queues at one moment.
+
+    free + in_use + cached + stale + quarantined = capacity (rule 10), in blocks.
+    """
+
+    capacity_blocks: int
+    block_size: int
+    block_bytes: int
+    free_blocks: int
+    in_use_blocks: int
+    cached_blocks: int
+    stale_blocks: int
+    quarantined_blocks: int
+    tail_blocks: int
+    evicted_blocks: int
+    running: int
+    waiting: int
+    following: int
+    preemptions: int
+    steps: int
+    prefix_cache: bool
+    directory: str
+    directory_current: bool
+    tenants: Mapping[str, TenantStats] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ListBlocks:
+    """Ask for a `BlockPage`: published blocks and tails in order of physical number.
+
+    cursor: the `next_cursor` of the page before, None for the first. state: "cached" or
+    "in_use". namespace filters: None means any.
+    """
+
+    tenant: str | None = None
+    adapter: str | None = None
+    salt: str | None = None
+    state: str | None = None
+    min_references: int = 0
+    cursor: int | None = None
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class BlockInfo:
+    """One block as an operator sees it; never its text.
+
+    key and parent: hex; key is None for a tail (no key), parent is None at a chain's start.
+    depth: tokens before it. tokens: how many it holds.
+    """
+
+    block: int
+    key: str | None
+    parent: str | None
+    tenant: str
+    adapter: str
+    salt: str
+    depth: int
+    tokens: int
+    references: int
+    state: str
+    children: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPage:
+    """A page of blocks; next_cursor is None on the last."""
+
+    blocks: tuple[BlockInfo, ...]
+    next_cursor: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GetBlock:
+    """Ask for a `BlockDetail | None` by key (32 hex digits, or a unique start of 8 and more)."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDetail:
+    """One block with its chain to the root and its children; token ids, no text."""
+
+    info: BlockInfo
+    token_ids: tuple[int, ...]
+    chain: tuple[str, ...]
+    children: tuple[BlockInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DoFlush:
+    """Flush, here and on every worker of the directory; reply `FlushReport`.
+
+    namespace gives domain, adapter and salt as far as the kind needs them; prefix: int32 bytes.
+    wait_seconds: how long to wait for other workers' acknowledgements.
+    """
+
+    kind: FlushKind
+    namespace: Namespace | None = None
+    prefix: bytes = b""
+    wait_seconds: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DoExplain:
+    """Ask for an `Explanation` of a prompt (int32 bytes) without running it."""
+
+    namespace: Namespace
+    prompt: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """How much of a prompt would be reused now, and why not more.
+
+    reason: "complete", "shorter_than_block", "not_seen", "token_differs", "evicted", "flushed",
+    "other_adapter", "other_salt", "computing" (another request is at it), "cold" (the directory
+    is cut off), "disabled".
+    position: index of the first prompt token that would be computed (prompt_tokens if none but
+    the last must be). differing_position: index of the first token that differs from the nearest
+    cached sibling, with the token there (expected) and the prompt's (found). evicted_seconds_ago
+    and evicted_for (tenant whose need it was) with reason "evicted".
+    """
+
+    prompt_tokens: int
+    full_block_tokens: int
+    partial_tokens: int
+    reason: str
+    position: int
+    detail: str
+    differing_position: int | None = None
+    expected_token: int | None = None
+    found_token: int | None = None
+    evicted_seconds_ago: float | None = None
+    evicted_for: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DoLocate:
+    """Ask for a `Location`: which workers hold how much of a prompt (int32 bytes)."""
+
+    namespace: Namespace
+    prompt: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Workers with the leading tokens that each holds in full blocks, longest first."""
+
+    prompt_tokens: int
+    workers: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DoAudit:
+    """Ask for an `AuditReport`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """Violations of the store's rules, one sentence each; empty means clean."""
+
+    violations: tuple[str, ...]
+    blocks: int
+    sequences: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdminError:
+    """An admin call failed; kind "invalid" (with the field), "unavailable" or "internal"."""
+
+    kind: str
+    message: str
+    field: str | None = None
+
+
+AdminCall = GetStats | ListBlocks | GetBlock | DoFlush | DoExplain | DoLocate | DoAudit
+AdminReply = (
+    EngineStats
+    | BlockPage
+    | BlockDetail
+    | FlushReport
+    | Explanation
+    | Location
+    | AuditReport
+    | AdminError
+    | None
+)

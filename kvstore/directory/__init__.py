@@ -1,0 +1,1 @@
+"""What workers tell each other of the blocks that they hold and of flushes."""

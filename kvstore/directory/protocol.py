@@ -1,0 +1,86 @@
+"""The directory: which worker holds which published blocks, and which flushes were ordered.
+
+It holds metadata only and is never asked on the path of a step: every method returns at once
+or is called from an admin request. Calls come from one thread, the engine's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from stemkv.kvstore.flush import Flush
+from stemkv.kvstore.ids import BlockKey, FlushId, WorkerId
+
+
+class DirectoryUnavailable(Exception):
+    """The shared directory cannot be reached, or gave no answer in time."""
+
+
+class DirectoryMismatch(Exception):
+    """The deployment's secret or model fingerprint differs from this process's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHolding:
+    """How much of a prompt one worker holds: the leading run of the keys asked for."""
+
+    worker: WorkerId
+    blocks: int
+
+
+class Directory(Protocol):
+    """What a store tells others of itself, and what it reads of them."""
+
+    @property
+    def worker(self) -> WorkerId:
+        """This process's name in the directory."""
+        ...
+
+    @property
+    def current(self) -> bool:
+        """Whether every flush that others were told is done could have reached this worker.
+
+        False once the worker's own lease has lapsed (it was cut off) until it has read the
+        flushes that it missed. While False, the store must not hit.
+        """
+        ...
+
+    def record(self, stored: Sequence[BlockKey], removed: Sequence[BlockKey]) -> None:
+        """Note blocks published and blocks that left the index, in this order. Never blocks."""
+        ...
+
+    def nonces(self) -> Mapping[str, bytes]:
+        """Return every scope's nonce known to the deployment, as of joining: scope -> 16 bytes."""
+        ...
+
+    def announce(self, flush: Flush) -> None:
+        """Order a flush from every worker; raises DirectoryUnavailable when it cannot be stored."""
+        ...
+
+    def pending_flushes(self) -> tuple[Flush, ...]:
+        """Flushes ordered by others, in order, that this worker has not acknowledged. Never blocks."""
+        ...
+
+    def acknowledge(self, flush_id: FlushId) -> None:
+        """Say that this worker has carried a flush out. Never blocks."""
+        ...
+
+    def acknowledgements(
+        self, flush_id: FlushId, *, wait_seconds: float
+    ) -> Mapping[WorkerId, bool]:
+        """Who of the live workers has carried a flush out, after waiting at most wait_seconds.
+
+        Raises DirectoryUnavailable.
+        """
+        ...
+
+    def locate(self, keys: Sequence[BlockKey]) -> tuple[WorkerHolding, ...]:
+        """Which workers hold how long a leading run of these keys, longest first.
+
+        Raises DirectoryUnavailable.
+        """
+        ...
+
+    def close(self) -> None:
+        """Withdraw all that this worker holds and stop."""
+        ...

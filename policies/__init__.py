@@ -1,0 +1,1 @@
+"""One question each: who is evicted, who runs next."""
