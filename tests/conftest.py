@@ -1,0 +1,1 @@
+"""Fixtures of the whole suite; each comes from a module of tests/support."""
