@@ -8,6 +8,29 @@ from dataclasses import dataclass, field
 
 from stemkv.kvstore.flush import FlushKind, FlushReport
 from stemkv.kvstore.namespace import Namespace
+from stemkv.kvstore.views import BlockDetail, BlockInfo, BlockPage, Explanation
+
+__all__ = [
+    "AdminCall",
+    "AdminError",
+    "AdminReply",
+    "AuditReport",
+    "BlockDetail",
+    "BlockInfo",
+    "BlockPage",
+    "DoAudit",
+    "DoExplain",
+    "DoFlush",
+    "DoLocate",
+    "EngineStats",
+    "Explanation",
+    "FlushReport",
+    "GetBlock",
+    "GetStats",
+    "ListBlocks",
+    "Location",
+    "TenantStats",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,49 +104,10 @@ class ListBlocks:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockInfo:
-    """One block as an operator sees it; never its text.
-
-    key and parent: hex; key is None for a tail (no key), parent is None at a chain's start.
-    depth: tokens before it. tokens: how many it holds.
-    """
-
-    block: int
-    key: str | None
-    parent: str | None
-    tenant: str
-    adapter: str
-    salt: str
-    depth: int
-    tokens: int
-    references: int
-    state: str
-    children: int
-
-
-@dataclass(frozen=True, slots=True)
-class BlockPage:
-    """A page of blocks; next_cursor is None on the last."""
-
-    blocks: tuple[BlockInfo, ...]
-    next_cursor: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class GetBlock:
     """Ask for a `BlockDetail | None` by key (32 hex digits, or a unique start of 8 and more)."""
 
     key: str
-
-
-@dataclass(frozen=True, slots=True)
-class BlockDetail:
-    """One block with its chain to the root and its children; token ids, no text."""
-
-    info: BlockInfo
-    token_ids: tuple[int, ...]
-    chain: tuple[str, ...]
-    children: tuple[BlockInfo, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,32 +130,6 @@ class DoExplain:
 
     namespace: Namespace
     prompt: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """How much of a prompt would be reused now, and why not more.
-
-    reason: "complete", "shorter_than_block", "not_seen", "token_differs", "evicted", "flushed",
-    "other_adapter", "other_salt", "computing" (another request is at it), "cold" (the directory
-    is cut off), "disabled".
-    position: index of the first prompt token that would be computed (prompt_tokens if none but
-    the last must be). differing_position: index of the first token that differs from the nearest
-    cached sibling, with the token there (expected) and the prompt's (found). evicted_seconds_ago
-    and evicted_for (tenant whose need it was) with reason "evicted".
-    """
-
-    prompt_tokens: int
-    full_block_tokens: int
-    partial_tokens: int
-    reason: str
-    position: int
-    detail: str
-    differing_position: int | None = None
-    expected_token: int | None = None
-    found_token: int | None = None
-    evicted_seconds_ago: float | None = None
-    evicted_for: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

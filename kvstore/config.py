@@ -1,0 +1,53 @@
+"""Settings of one store, validated once."""
+
+from dataclasses import dataclass
+
+from stemkv.kvstore.keys import HASH_FUNCTIONS
+from stemkv.policies.eviction import EVICTION
+
+MAX_CAPACITY_BLOCKS = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """What a store is made with.
+
+    capacity_blocks: size of the pool. block_size: tokens a block. block_bytes: bytes of a block's
+    keys and values, for reports. max_sequences: open at one time. max_tokens: of one sequence.
+    secret, fingerprint (model weights), kv_dtype: equal in all processes of a deployment.
+    prefix_cache False: nothing is ever looked up or published. partial_hits False: full blocks
+    only.
+    """
+
+    capacity_blocks: int
+    block_size: int
+    max_sequences: int
+    max_tokens: int
+    secret: bytes
+    fingerprint: str = ""
+    kv_dtype: str = ""
+    block_bytes: int = 0
+    hash_function: str = "xxh3_128"
+    eviction: str = "lru"
+    prefix_cache: bool = True
+    partial_hits: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what no store can be made of."""
+        for name in ("capacity_blocks", "block_size", "max_sequences", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is less than 1")
+        if self.capacity_blocks > MAX_CAPACITY_BLOCKS:
+            raise ValueError(
+                f"capacity_blocks: {self.capacity_blocks} is over {MAX_CAPACITY_BLOCKS}"
+            )
+        if self.hash_function not in HASH_FUNCTIONS:
+            known = ", ".join(HASH_FUNCTIONS)
+            raise ValueError(f"hash_function: {self.hash_function!r} is not one of {known}")
+        if self.eviction not in EVICTION:
+            raise ValueError(f"eviction: {self.eviction!r} is not one of {', '.join(EVICTION)}")
+
+    @property
+    def blocks_per_sequence(self) -> int:
+        """Length of the longest block table."""
+        return -(-self.max_tokens // self.block_size)

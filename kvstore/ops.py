@@ -1,0 +1,398 @@
+"""Inner loops over the block arrays: order lists, the key index, the tree, references.
+
+One row of `meta` is one physical block; there is no Python object a block. All compiled code of
+the store is in this one file, because numba's disk cache notices a change of the file that a
+function is in, not of the functions that it calls.
+
+    meta   int32  [capacity + 3, COLUMNS]   a row a block, then one sentinel a list
+    tokens int32  [capacity, block_size]    what a published block or a tail holds
+    keys   uint64 [capacity, 2]             its 16-byte key, low half first
+    table  int32  [power of two >= 2 x capacity]  open addressing over keys, -1 empty
+    heads  int32  [roots]                   newest child of each root
+    count  int64  [COUNTS]
+
+A parent is a block's number, or -2 - r for root r. Children of a parent form a list from the most
+recently used to the least.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from stemkv.kvstore.jit import compiled
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+
+# Columns of meta.
+REF, PIN, PARENT, FIRST_CHILD, NEXT_SIBLING, PREV_SIBLING = 0, 1, 2, 3, 4, 5
+PREV, NEXT, ROOT, OWNER, FILL, STATE = 6, 7, 8, 9, 10, 11
+COLUMNS = 12
+
+# States. FREE: in the free list. PRIVATE: written by its one holder. PUBLISHED: in the index,
+# immutable. TAIL: partly filled, no key, only ever copied from. QUARANTINED: out of service.
+FREE, PRIVATE, PUBLISHED, TAIL, QUARANTINED = 0, 1, 2, 3, 4
+
+# Counts of blocks on the three lists; their sentinels are rows capacity + the same number.
+FREE_LIST, CACHED_LIST, TAIL_LIST = 0, 1, 2
+COUNTS = 3
+
+NONE = -1
+COLLISION = -2
+
+
+@compiled
+def link_newest(meta: I32, count: I64, which: int, b: int) -> None:
+    """Put block b at the newest end of a list."""
+    head = meta.shape[0] - 3 + which
+    last = meta[head, PREV]
+    meta[last, NEXT] = b
+    meta[b, PREV] = last
+    meta[b, NEXT] = head
+    meta[head, PREV] = b
+    count[which] += 1
+
+
+@compiled
+def unlink(meta: I32, count: I64, which: int, b: int) -> None:
+    """Take block b off its list."""
+    before, after = meta[b, PREV], meta[b, NEXT]
+    meta[before, NEXT] = after
+    meta[after, PREV] = before
+    count[which] -= 1
+
+
+@compiled
+def first_child(meta: I32, heads: I32, parent: int) -> int:
+    """Return the most recently used child of a block or root, NONE without."""
+    if parent >= 0:
+        return meta[parent, FIRST_CHILD]
+    return heads[-2 - parent]
+
+
+@compiled
+def set_first_child(meta: I32, heads: I32, parent: int, b: int) -> None:
+    """Make b the head of the parent's list of children."""
+    if parent >= 0:
+        meta[parent, FIRST_CHILD] = b
+    else:
+        heads[-2 - parent] = b
+
+
+@compiled
+def add_child(meta: I32, heads: I32, parent: int, b: int) -> None:
+    """Put b at the front of the parent's children."""
+    front = first_child(meta, heads, parent)
+    meta[b, PARENT] = parent
+    meta[b, NEXT_SIBLING] = front
+    meta[b, PREV_SIBLING] = NONE
+    if front >= 0:
+        meta[front, PREV_SIBLING] = b
+    set_first_child(meta, heads, parent, b)
+
+
+@compiled
+def remove_child(meta: I32, heads: I32, b: int) -> None:
+    """Take b out of its parent's children."""
+    before, after = meta[b, PREV_SIBLING], meta[b, NEXT_SIBLING]
+    if before >= 0:
+        meta[before, NEXT_SIBLING] = after
+    else:
+        set_first_child(meta, heads, meta[b, PARENT], after)
+    if after >= 0:
+        meta[after, PREV_SIBLING] = before
+
+
+@compiled
+def move_to_front(meta: I32, heads: I32, b: int) -> None:
+    """Make b the most recently used child of its parent."""
+    if meta[b, PREV_SIBLING] >= 0:
+        parent = meta[b, PARENT]
+        remove_child(meta, heads, b)
+        add_child(meta, heads, parent, b)
+
+
+@compiled
+def find_key(table: I32, keys: U64, low: np.uint64, high: np.uint64) -> int:
+    """Return the block published under a key, NONE without."""
+    mask = np.int64(table.shape[0] - 1)
+    i = np.int64(low & np.uint64(0x7FFFFFFF)) & mask
+    while table[i] >= 0:
+        b = table[i]
+        if keys[b, 0] == low and keys[b, 1] == high:
+            return b
+        i = (i + 1) & mask
+    return NONE
+
+
+@compiled
+def insert_key(table: I32, keys: U64, b: int) -> None:
+    """Enter a block under the key in its row; the key must not be there."""
+    mask = np.int64(table.shape[0] - 1)
+    i = np.int64(keys[b, 0] & np.uint64(0x7FFFFFFF)) & mask
+    while table[i] >= 0:
+        i = (i + 1) & mask
+    table[i] = b
+
+
+@compiled
+def delete_key(table: I32, keys: U64, b: int) -> None:
+    """Take a block out of the index, moving later entries of its run back (no tombstones)."""
+    mask = np.int64(table.shape[0] - 1)
+    i = np.int64(keys[b, 0] & np.uint64(0x7FFFFFFF)) & mask
+    while table[i] != b:
+        i = (i + 1) & mask
+    j = i
+    while True:
+        j = (j + 1) & mask
+        e = table[j]
+        if e < 0:
+            break
+        home = np.int64(keys[e, 0] & np.uint64(0x7FFFFFFF)) & mask
+        if ((j - home) & mask) >= ((j - i) & mask):
+            table[i] = e
+            i = j
+    table[i] = NONE
+
+
+@compiled
+def common_prefix(tokens: I32, b: int, prompt: I32, offset: int, limit: int) -> int:
+    """How many of block b's first tokens, at most limit, equal prompt[offset:]."""
+    n = 0
+    while n < limit and tokens[b, n] == prompt[offset + n]:
+        n += 1
+    return n
+
+
+@compiled
+def matches(tokens: I32, meta: I32, b: int, parent: int, prompt: I32, offset: int) -> bool:
+    """Whether b is the published child of parent that holds the block of prompt at offset."""
+    if meta[b, STATE] != PUBLISHED or meta[b, PARENT] != parent:
+        return False
+    size = tokens.shape[1]
+    return common_prefix(tokens, b, prompt, offset, size) == size
+
+
+@compiled
+def walk(
+    tokens: I32, meta: I32, heads: I32, prompt: I32, parent: int, start: int, stop: int, out: I32
+) -> int:
+    """Follow newest children from block index start; return the index of the first not found so.
+
+    out[i] gets the block of index i. Compares parent and tokens, so it needs no key.
+    """
+    size = tokens.shape[1]
+    for i in range(start, stop):
+        b = first_child(meta, heads, parent)
+        if b < 0 or not matches(tokens, meta, b, parent, prompt, i * size):
+            return i
+        out[i] = b
+        parent = b
+    return stop
+
+
+@compiled
+def best_partial(
+    tokens: I32, meta: I32, heads: I32, prompt: I32, offset: int, parent: int, owner: int
+) -> tuple[int, int]:
+    """The child of parent with the longest common prefix with prompt[offset:], and its length.
+
+    Looks at the 32 most recently used children, published or tails, of this owner alone.
+    """
+    best, length = NONE, 0
+    rest = prompt.shape[0] - offset
+    b = first_child(meta, heads, parent)
+    for _ in range(32):
+        if b < 0:
+            break
+        if meta[b, OWNER] == owner:
+            n = common_prefix(tokens, b, prompt, offset, min(rest, meta[b, FILL]))
+            if n > length:
+                best, length = b, n
+        b = meta[b, NEXT_SIBLING]
+    return best, length
+
+
+@compiled
+def list_of(meta: I32, b: int) -> int:
+    """Which list an unreferenced block belongs on."""
+    if meta[b, STATE] == PUBLISHED:
+        return CACHED_LIST
+    if meta[b, STATE] == TAIL:
+        return TAIL_LIST
+    return FREE_LIST
+
+
+@compiled
+def park(meta: I32, count: I64, b: int) -> None:
+    """Put a block that nothing references any more where it can be taken from."""
+    which = list_of(meta, b)
+    if which == FREE_LIST:
+        meta[b, STATE] = FREE
+    link_newest(meta, count, which, b)
+
+
+@compiled
+def reference(meta: I32, heads: I32, count: I64, blocks: I32, column: int) -> None:
+    """Add one reference (REF or PIN) to each published block or tail, as most recently used."""
+    for b in blocks:
+        if meta[b, REF] == 0 and meta[b, PIN] == 0:
+            unlink(meta, count, list_of(meta, b), b)
+        meta[b, column] += 1
+        if meta[b, STATE] != PRIVATE:
+            move_to_front(meta, heads, b)
+
+
+@compiled
+def dereference(meta: I32, count: I64, blocks: I32, column: int) -> None:
+    """Drop one reference (REF or PIN) of each block, last block first: a tail ages before its head."""
+    for i in range(blocks.shape[0] - 1, -1, -1):
+        b = blocks[i]
+        meta[b, column] -= 1
+        if meta[b, REF] == 0 and meta[b, PIN] == 0:
+            park(meta, count, b)
+
+
+@compiled
+def count_unreferenced(meta: I32, blocks: I32) -> int:
+    """How many of these blocks are held by nothing, so that adopting them takes from the pool."""
+    n = 0
+    for b in blocks:
+        if meta[b, REF] == 0 and meta[b, PIN] == 0:
+            n += 1
+    return n
+
+
+@compiled
+def withdraw(meta: I32, heads: I32, table: I32, keys: U64, b: int) -> None:
+    """Take a block out of the tree, and out of the index if it is published."""
+    if meta[b, STATE] == PUBLISHED:
+        delete_key(table, keys, b)
+    remove_child(meta, heads, b)
+
+
+@compiled
+def take(meta: I32, heads: I32, table: I32, keys: U64, count: I64, victims: I32, out: I32) -> None:
+    """Make out.size blocks PRIVATE with one reference: free ones first, then the given victims."""
+    v = 0
+    for i in range(out.shape[0]):
+        if count[FREE_LIST] > 0:
+            b = meta[meta.shape[0] - 3 + FREE_LIST, NEXT]
+            unlink(meta, count, FREE_LIST, b)
+        else:
+            b = victims[v]
+            v += 1
+            unlink(meta, count, list_of(meta, b), b)
+            withdraw(meta, heads, table, keys, b)
+        meta[b, STATE] = PRIVATE
+        meta[b, REF] = 1
+        meta[b, FILL] = 0
+        meta[b, FIRST_CHILD] = NONE
+        meta[b, PARENT] = NONE
+        out[i] = b
+
+
+@compiled
+def find_twin(
+    tokens: I32,
+    meta: I32,
+    table: I32,
+    keys: U64,
+    prompt: I32,
+    offset: int,
+    parent: int,
+    low: np.uint64,
+    high: np.uint64,
+) -> int:
+    """The published block under this key if it truly is the same; COLLISION if it is another."""
+    b = find_key(table, keys, low, high)
+    if b < 0:
+        return NONE
+    if matches(tokens, meta, b, parent, prompt, offset):
+        return b
+    return COLLISION
+
+
+@compiled
+def enter(
+    tokens: I32,
+    meta: I32,
+    heads: I32,
+    b: int,
+    prompt: I32,
+    offset: int,
+    fill: int,
+    parent: int,
+    root: int,
+    owner: int,
+) -> None:
+    """Put a block with its tokens into the tree; the caller sets its state."""
+    for j in range(fill):
+        tokens[b, j] = prompt[offset + j]
+    meta[b, FILL] = fill
+    meta[b, ROOT] = root
+    meta[b, OWNER] = owner
+    meta[b, FIRST_CHILD] = NONE
+    add_child(meta, heads, parent, b)
+
+
+@compiled
+def drop(meta: I32, table: I32, keys: U64, count: I64, b: int) -> bool:
+    """Take a block out of index and lists but leave the tree's links; True if it is now free.
+
+    A block that is still referenced becomes PRIVATE and goes on serving its holders.
+    """
+    if meta[b, STATE] == PUBLISHED:
+        delete_key(table, keys, b)
+    held = meta[b, REF] > 0 or meta[b, PIN] > 0
+    if not held:
+        unlink(meta, count, list_of(meta, b), b)
+    meta[b, STATE] = PRIVATE
+    meta[b, PARENT] = NONE
+    meta[b, FIRST_CHILD] = NONE
+    if not held:
+        park(meta, count, b)
+    return not held
+
+
+@compiled
+def drop_roots(
+    meta: I32, heads: I32, table: I32, keys: U64, count: I64, dead: npt.NDArray[np.bool_], out: I32
+) -> int:
+    """Drop every block below the dead roots; out lists them, the return value counts them."""
+    n = 0
+    for b in range(meta.shape[0] - 3):
+        if (meta[b, STATE] == PUBLISHED or meta[b, STATE] == TAIL) and dead[meta[b, ROOT]]:
+            out[n] = b
+            n += 1
+    for r in range(heads.shape[0]):
+        if dead[r]:
+            heads[r] = NONE
+    return n
+
+
+@compiled
+def drop_all(meta: I32, table: I32, keys: U64, count: I64, blocks: I32) -> int:
+    """Drop these blocks; return how many something still holds."""
+    held = 0
+    for b in blocks:
+        if not drop(meta, table, keys, count, b):
+            held += 1
+    return held
+
+
+@compiled
+def subtree(meta: I32, heads: I32, top: int, out: I32, n: int) -> int:
+    """Append top and all below it to out[n:], top first, and cut top off its parent."""
+    remove_child(meta, heads, top)
+    out[n] = top
+    read = n
+    n += 1
+    while read < n:
+        b = meta[out[read], FIRST_CHILD]
+        read += 1
+        while b >= 0:
+            out[n] = b
+            n += 1
+            b = meta[b, NEXT_SIBLING]
+    return n
