@@ -35,5 +35,8 @@ class CacheLayout:
         return torch.zeros(shape, dtype=self.dtype, device=device)
 
     def layer_views(self, cache: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return one layer's keys and values, each [blocks, kv_heads, block_size, head_dim], strided."""
+        """Return one layer's keys and values.
+
+        Each is a strided view [blocks, kv_heads, block_size, head_dim].
+        """
         return cache[:, layer, 0], cache[:, layer, 1]
