@@ -1,0 +1,35 @@
+"""A digest that names a model by what it computes, equal in every process that loads it."""
+
+import hashlib
+import json
+from typing import Any
+
+import torch
+import xxhash
+
+# Where a model came from and how it is run, rather than what it computes.
+_VOLATILE = frozenset(
+    {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"}
+)
+
+
+def fingerprint(model: torch.nn.Module, config: dict[str, Any]) -> str:
+    """Return 32 hex digits over the configuration and every weight, bit for bit.
+
+    config: the model's configuration as plain values. All weights are read in full: two
+    fine-tunings may differ in one layer, and must never share a cache. Names, shapes and dtypes
+    count, the files' format and sharding do not. Costs one pass over the weights (xxh3, some
+    gigabytes a second).
+    """
+    total = hashlib.sha256()
+    plain = {key: value for key, value in config.items() if not _volatile(key)}
+    total.update(json.dumps(plain, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        content = xxhash.xxh3_128_hexdigest(memoryview(flat.numpy()))
+        total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {content}\n".encode())
+    return total.hexdigest()[:32]
+
+
+def _volatile(key: str) -> bool:
+    return key in _VOLATILE or key.startswith(("_attn_implementation", "_experts_implementation"))
