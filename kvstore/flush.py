@@ -1,5 +1,6 @@
 """What a flush names, and what it did."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -53,3 +54,23 @@ class FlushReport:
     blocks_by_tenant: Mapping[str, int] = field(default_factory=dict)
     acknowledged: Mapping[WorkerId, bool] = field(default_factory=dict)
     directory_error: str | None = None
+
+
+def scope_name(kind: FlushKind, *, domain: bytes, adapter: str, salt: str) -> str | None:
+    """Name the nonce that a flush of this kind replaces; None for a prefix, which has none."""
+    match kind:
+        case FlushKind.ALL:
+            return "all"
+        case FlushKind.TENANT:
+            return f"tenant/{domain.hex()}"
+        case FlushKind.ADAPTER:
+            return f"adapter/{adapter}"
+        case FlushKind.SALT:
+            return f"salt/{domain.hex()}/{hashlib.sha256(salt.encode()).hexdigest()}"
+        case FlushKind.PREFIX:
+            return None
+
+
+def scope_of(flush: Flush) -> str | None:
+    """Name the nonce that this flush replaces; None for a prefix, which has none."""
+    return scope_name(flush.kind, domain=flush.domain, adapter=flush.adapter, salt=flush.salt)

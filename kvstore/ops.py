@@ -356,10 +356,8 @@ def drop(meta: I32, table: I32, keys: U64, count: I64, b: int) -> bool:
 
 
 @compiled
-def drop_roots(
-    meta: I32, heads: I32, table: I32, keys: U64, count: I64, dead: npt.NDArray[np.bool_], out: I32
-) -> int:
-    """Drop every block below the dead roots; out lists them, the return value counts them."""
+def cut_roots(meta: I32, heads: I32, dead: npt.NDArray[np.bool_], out: I32) -> int:
+    """List every block below the dead roots in out, and cut them off; return how many."""
     n = 0
     for b in range(meta.shape[0] - 3):
         if (meta[b, STATE] == PUBLISHED or meta[b, STATE] == TAIL) and dead[meta[b, ROOT]]:

@@ -1,0 +1,51 @@
+"""What left the index lately: enough to answer "it was here, and went for that reason"."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stemkv.kvstore.ids import BlockKey
+
+FLUSHED = -1
+"""Stands in for the tenant whose need it was, when the cause was a flush."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ghost:
+    """One block that left: when (the store's clock, seconds), and for whom (owner number or FLUSHED)."""
+
+    seconds: float
+    cause: int
+
+
+class GhostLog:
+    """A ring of the last `capacity` blocks that left the index."""
+
+    def __init__(self, capacity: int) -> None:
+        self._keys = np.zeros((capacity, 2), np.uint64)
+        self._seconds = np.zeros(capacity, np.float64)
+        self._cause = np.zeros(capacity, np.int32)
+        self._written = 0
+
+    def add(self, keys: npt.NDArray[np.uint64], seconds: float, cause: int) -> None:
+        """Note keys uint64 [blocks, 2] that left now."""
+        capacity = len(self._seconds)
+        keys = keys[-capacity:]
+        at = (self._written + np.arange(len(keys))) % capacity
+        self._keys[at] = keys
+        self._seconds[at] = seconds
+        self._cause[at] = cause
+        self._written += len(keys)
+
+    def find(self, key: BlockKey) -> Ghost | None:
+        """Return the latest departure of a key, None if it is not within the window."""
+        low, high = np.frombuffer(key, np.uint64)
+        capacity = len(self._seconds)
+        filled = min(self._written, capacity)
+        at = np.flatnonzero((self._keys[:filled, 0] == low) & (self._keys[:filled, 1] == high))
+        if not len(at):
+            return None
+        age = (self._written - 1 - at) % capacity
+        newest = int(at[np.argmin(age)])
+        return Ghost(float(self._seconds[newest]), int(self._cause[newest]))
