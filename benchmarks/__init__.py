@@ -1,0 +1,1 @@
+"""Figures, each by one command: `python -m benchmarks.NAME` (see each module for its flags)."""
