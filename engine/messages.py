@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stemkv.kvstore.flush import FlushKind, FlushReport
+from stemkv.kvstore.ids import FlushId, WorkerId
 from stemkv.kvstore.namespace import Namespace
 from stemkv.kvstore.views import BlockDetail, BlockInfo, BlockPage, Explanation
 
@@ -25,6 +26,7 @@ __all__ = [
     "EngineStats",
     "Explanation",
     "FlushReport",
+    "GetAcknowledgements",
     "GetBlock",
     "GetStats",
     "ListBlocks",
@@ -115,13 +117,19 @@ class DoFlush:
     """Flush, here and on every worker of the directory; reply `FlushReport`.
 
     namespace gives domain, adapter and salt as far as the kind needs them; prefix: int32 bytes.
-    wait_seconds: how long to wait for other workers' acknowledgements.
+    The reply does not wait for other workers; `GetAcknowledgements` asks again.
     """
 
     kind: FlushKind
     namespace: Namespace | None = None
     prefix: bytes = b""
-    wait_seconds: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class GetAcknowledgements:
+    """Ask which live workers have carried a flush out by now: worker -> done."""
+
+    flush_id: FlushId
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +180,22 @@ class AdminError:
     field: str | None = None
 
 
-AdminCall = GetStats | ListBlocks | GetBlock | DoFlush | DoExplain | DoLocate | DoAudit
+AdminCall = (
+    GetStats
+    | ListBlocks
+    | GetBlock
+    | DoFlush
+    | GetAcknowledgements
+    | DoExplain
+    | DoLocate
+    | DoAudit
+)
 AdminReply = (
     EngineStats
     | BlockPage
     | BlockDetail
     | FlushReport
+    | Mapping[WorkerId, bool]
     | Explanation
     | Location
     | AuditReport

@@ -1,0 +1,192 @@
+"""Admin calls carried out on the engine's store and scheduler."""
+
+import secrets
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from stemkv.engine.messages import (
+    AdminCall,
+    AdminError,
+    AdminReply,
+    AuditReport,
+    DoAudit,
+    DoExplain,
+    DoFlush,
+    DoLocate,
+    EngineStats,
+    FlushReport,
+    GetAcknowledgements,
+    GetBlock,
+    GetStats,
+    ListBlocks,
+    Location,
+    TenantStats,
+)
+from stemkv.engine.scheduler import Scheduler
+from stemkv.kvstore.audit import audit
+from stemkv.kvstore.directory.protocol import DirectoryUnavailable
+from stemkv.kvstore.explain import explain
+from stemkv.kvstore.flush import Flush, FlushKind
+from stemkv.kvstore.ids import FlushId
+from stemkv.kvstore.inspect import get_block, list_blocks
+from stemkv.kvstore.namespace import Namespace
+from stemkv.kvstore.store import BlockStore
+
+_NOBODY = Namespace("", b"")
+
+
+@dataclass(slots=True, eq=False)
+class Admin:
+    """What operators may ask of one engine, with the counts that the store does not keep."""
+
+    store: BlockStore
+    scheduler: Scheduler
+    _requests: Counter[str] = field(default_factory=Counter)
+    _computed: Counter[str] = field(default_factory=Counter)
+    _generated: Counter[str] = field(default_factory=Counter)
+
+    def count_request(self, tenant: str) -> None:
+        """Count a request that was accepted."""
+        self._requests[tenant] += 1
+
+    def count_generated(self, tenant: str) -> None:
+        """Count an output token."""
+        self._generated[tenant] += 1
+
+    def call(self, call: AdminCall) -> AdminReply:
+        """Carry out a call; what is wrong with it, or out of reach, is an `AdminError`."""
+        try:
+            return self._call(call)
+        except DirectoryUnavailable as error:
+            return AdminError("unavailable", f"the directory cannot be reached: {error}")
+
+    def _call(self, call: AdminCall) -> AdminReply:
+        match call:
+            case GetStats():
+                return self._stats()
+            case ListBlocks():
+                return self._blocks(call)
+            case GetBlock():
+                return self._block(call)
+            case DoFlush():
+                return self._flush(call)
+            case GetAcknowledgements():
+                return dict(self.store.directory.acknowledgements(call.flush_id, wait_seconds=0))
+            case DoExplain():
+                return explain(self.store, call.namespace, _tokens(call.prompt))
+            case DoLocate():
+                return self._locate(call)
+            case DoAudit():
+                return self._audit()
+
+    def _stats(self) -> EngineStats:
+        counts = self.store.pool_counts()
+        waiting = self.scheduler.waiting
+        return EngineStats(
+            capacity_blocks=counts.capacity,
+            block_size=self.store.config.block_size,
+            block_bytes=self.store.config.block_bytes,
+            free_blocks=counts.free,
+            in_use_blocks=counts.in_use,
+            cached_blocks=counts.cached,
+            stale_blocks=counts.stale,
+            quarantined_blocks=counts.quarantined,
+            tail_blocks=counts.tails,
+            evicted_blocks=counts.evicted,
+            running=len(self.scheduler.running),
+            waiting=len(waiting),
+            following=sum(track.following for track in waiting),
+            preemptions=self.scheduler.preemptions,
+            steps=self.scheduler.steps,
+            prefix_cache=self.store.config.prefix_cache,
+            directory=type(self.store.directory).__name__,
+            directory_current=self.store.directory.current,
+            tenants=self._tenants(),
+        )
+
+    def _tenants(self) -> dict[str, TenantStats]:
+        counted = self.store.tenant_counts()
+        names = sorted({*counted, *self._requests})
+        stats = {}
+        for name in names:
+            row = TenantStats(requests=self._requests[name], generated=self._generated[name])
+            if name in counted:
+                of_store = counted[name]
+                row = replace(
+                    row,
+                    lookup=of_store.lookup,
+                    hit_full=of_store.hit_full,
+                    hit_partial=of_store.hit_partial,
+                    computed=of_store.lookup - of_store.hit_full - of_store.hit_partial,
+                    cached_blocks=of_store.cached_blocks,
+                    evicted_blocks=of_store.evicted_blocks,
+                )
+            stats[name] = row
+        return stats
+
+    def _blocks(self, call: ListBlocks) -> AdminReply:
+        if call.limit < 1:
+            return AdminError("invalid", f"limit: {call.limit} is less than 1", "limit")
+        return list_blocks(
+            self.store,
+            tenant=call.tenant,
+            adapter=call.adapter,
+            salt=call.salt,
+            state=call.state,
+            min_references=call.min_references,
+            cursor=call.cursor,
+            limit=call.limit,
+        )
+
+    def _block(self, call: GetBlock) -> AdminReply:
+        try:
+            return get_block(self.store, call.key)
+        except ValueError as error:
+            return AdminError("invalid", str(error), "key")
+
+    def _flush(self, call: DoFlush) -> FlushReport:
+        """Flush here at once, then tell the others; who has done it is asked for later."""
+        scope = call.namespace or _NOBODY
+        flush = Flush(
+            flush_id=FlushId(secrets.token_hex(16)),
+            kind=call.kind,
+            nonce=secrets.token_bytes(16),
+            domain=scope.domain,
+            adapter=scope.adapter,
+            adapter_digest=scope.adapter_digest,
+            salt=scope.salt,
+            prefix=call.prefix if call.kind is FlushKind.PREFIX else b"",
+        )
+        report = self.store.flush(flush)
+        directory = self.store.directory
+        try:
+            directory.announce(flush)
+            directory.acknowledge(flush.flush_id)
+            done = directory.acknowledgements(flush.flush_id, wait_seconds=0)
+        except DirectoryUnavailable as error:
+            return replace(report, directory_error=str(error))
+        return replace(report, acknowledged=dict(done))
+
+    def _locate(self, call: DoLocate) -> Location:
+        prompt = _tokens(call.prompt)
+        keys = self.store.keys_of(call.namespace, prompt)
+        held = self.store.directory.locate(keys)
+        size = self.store.config.block_size
+        return Location(len(prompt), tuple((str(h.worker), h.blocks * size) for h in held))
+
+    def _audit(self) -> AuditReport:
+        begun = time.perf_counter()
+        violations = audit(self.store)
+        return AuditReport(
+            violations=violations,
+            blocks=self.store.config.capacity_blocks,
+            sequences=len(self.store.sequences),
+            seconds=time.perf_counter() - begun,
+        )
+
+
+def _tokens(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.frombuffer(data, "<i4").astype(np.int32)

@@ -1,0 +1,216 @@
+"""Who runs in the next step, and with how many tokens: continuous batching with chunked prefill.
+
+Pure bookkeeping: `plan` returns a frozen `StepPlan`, `committed` takes the news that it has run.
+A step mixes decodes and prefill chunks under a token budget; decodes go first, so that a long
+prompt never holds up those who are already being answered.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stemkv.engine.job import Track
+from stemkv.engine.plan import CopyPlan, StepPlan
+from stemkv.kvstore.store import BlockStore
+from stemkv.kvstore.values import Admission, Copy, Following, Shortage
+from stemkv.policies.ordering import OrderingPolicy
+
+
+class NothingFitsError(Exception):
+    """Nothing runs, and yet the next request gets no blocks: `track` can never run."""
+
+    def __init__(self, track: Track, shortage: Shortage) -> None:
+        super().__init__(
+            f"{shortage.needed} {shortage.what} needed, {shortage.available} to be had in all"
+        )
+        self.track = track
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scheduled:
+    """A step: the plan, which track runs how many rows, and whose rows are sampled, in order."""
+
+    plan: StepPlan
+    rows: tuple[tuple[Track, int], ...]
+    sampled: tuple[Track, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Scheduler:
+    """The waiting and the running tracks.
+
+    max_batch_tokens: rows of one step. preemptions counts since the start.
+    """
+
+    store: BlockStore
+    order: OrderingPolicy
+    max_batch_tokens: int
+    waiting: list[Track] = field(default_factory=list)
+    running: list[Track] = field(default_factory=list)
+    preemptions: int = 0
+    steps: int = 0
+
+    def add(self, track: Track) -> None:
+        """Let a track wait for its first or next admission."""
+        self.waiting.append(track)
+
+    def start(self, track: Track) -> None:
+        """Take over a track that already has a sequence (a fork)."""
+        assert track.sequence is not None
+        self.running.append(track)
+
+    def remove(self, track: Track) -> None:
+        """Forget a track and close its sequence; what it computed stays cached."""
+        if track.sequence is None:
+            if track in self.waiting:
+                self.waiting.remove(track)
+            return
+        self.running.remove(track)
+        self.store.release(track.sequence)
+        track.sequence = None
+
+    def plan(self) -> Scheduled | None:
+        """Decide the next step, None if there is nothing to run.
+
+        Raises NothingFitsError; the tracks are as before.
+        """
+        chosen: dict[Track, int] = {}
+        preempted = self.preemptions
+        self._continue(chosen)
+        if self.preemptions == preempted:
+            self._admit(chosen)
+        if not chosen:
+            return None
+        self.steps += 1
+        # Decodes first, as the attention batch wants them.
+        rows = sorted(chosen.items(), key=lambda item: item[1] > 1)
+        return self._build(rows)
+
+    def committed(self, scheduled: Scheduled) -> None:
+        """Take in that a step's keys and values are written."""
+        for track, rows in scheduled.rows:
+            assert track.sequence is not None
+            track.done += rows
+            self.store.commit(track.sequence, track.done)
+        self.store.settle()
+
+    # --- choosing ----------------------------------------------------------------------------
+
+    def _continue(self, chosen: dict[Track, int]) -> None:
+        """Run what runs already: decodes, then the prefills that were begun."""
+        budget = self.max_batch_tokens
+        decodes = [t for t in self.running if t.remaining == 1]
+        prefills = [t for t in self.running if t.remaining > 1]
+        # Where decodes alone are over the budget, those that waited longest go first.
+        decodes.sort(key=lambda t: (t.last_step, self.order(t)))
+        prefills.sort(key=self.order)
+        for track in [*decodes, *prefills]:
+            free = budget - sum(chosen.values())
+            if free <= 0:
+                break
+            if track.sequence is None:
+                continue  # preempted for one before it
+            rows = min(free, track.remaining)
+            if self._reserve(track, track.done + rows, chosen):
+                chosen[track] = rows
+
+    def _admit(self, chosen: dict[Track, int]) -> None:
+        """Start waiting tracks in order, as long as budget, blocks and sequences suffice."""
+        free = self.max_batch_tokens - sum(chosen.values())
+        for track in sorted(self.waiting, key=self.order):
+            if free <= 0:
+                return
+            request = track.job.request
+            got = self.store.admit(
+                request.namespace,
+                track.tokens(),
+                read=request.cache_read,
+                write=request.cache_write,
+                again=track.resumed,
+            )
+            track.following = isinstance(got, Following)
+            if isinstance(got, Shortage):
+                # Whoever comes later must not pass by, or this one might never start.
+                if not self.running:
+                    raise NothingFitsError(track, got)
+                return
+            if isinstance(got, Admission):
+                self._begin(track, got)
+                rows = min(free, track.remaining)
+                chosen[track] = rows
+                free -= rows
+
+    def _begin(self, track: Track, admission: Admission) -> None:
+        self.waiting.remove(track)
+        self.running.append(track)
+        track.sequence = admission.sequence
+        track.done = min(admission.computed, track.length - 1)
+        if track.job.cached_tokens is None:
+            track.job.cached_tokens = track.done
+        track.resumed = True
+
+    def _reserve(self, track: Track, stop: int, chosen: dict[Track, int]) -> bool:
+        """Get blocks for a running track, preempting the last in order; False if that was itself."""
+        assert track.sequence is not None
+        while self.store.reserve(track.sequence, stop) is not None:
+            victim = max(self.running, key=self.order)
+            self._preempt(victim)
+            chosen.pop(victim, None)
+            if victim is track:
+                return False
+        return True
+
+    def _preempt(self, track: Track) -> None:
+        self.remove(track)
+        track.done = 0
+        self.waiting.append(track)
+        self.preemptions += 1
+
+    # --- writing the plan ----------------------------------------------------------------------
+
+    def _build(self, rows: Sequence[tuple[Track, int]]) -> Scheduled:
+        token_ids, positions, slots, tables, contexts = [], [], [], [], []
+        sample_rows: list[int] = []
+        sampled: list[Track] = []
+        at = 0
+        for track, count in rows:
+            assert track.sequence is not None
+            stop = track.done + count
+            token_ids.append(self.store.tokens_of(track.sequence)[track.done : stop])
+            positions.append(np.arange(track.done, stop))
+            slots.append(self.store.slots(track.sequence, track.done, stop))
+            tables.append(self.store.table_of(track.sequence))
+            contexts.append(stop)
+            at += count
+            if stop == track.length:
+                sample_rows.append(at - 1)
+                sampled.append(track)
+            track.last_step = self.steps
+        plan = StepPlan(
+            token_ids=np.concatenate(token_ids).astype(np.int64),
+            positions=np.concatenate(positions),
+            slots=np.concatenate(slots),
+            query_lens=tuple(count for _, count in rows),
+            context_lens=tuple(contexts),
+            block_tables=_padded(tables),
+            decodes=sum(count == 1 for _, count in rows),
+            copies=_copy_plan(self.store.take_copies()),
+            sample_rows=np.array(sample_rows, np.int64),
+        )
+        return Scheduled(plan, tuple(rows), tuple(sampled))
+
+
+def _padded(
+    tables: Sequence[np.ndarray[tuple[int], np.dtype[np.int32]]],
+) -> "np.ndarray[tuple[int, int], np.dtype[np.int32]]":
+    """Stack block tables to int32 [sequences, widest], padded with 0."""
+    padded = np.zeros((len(tables), max(len(table) for table in tables)), np.int32)
+    for row, table in zip(padded, tables, strict=True):
+        row[: len(table)] = table
+    return padded
+
+
+def _copy_plan(copies: Iterable[Copy]) -> CopyPlan:
+    source, destination, tokens = np.array([*copies], np.int64).reshape(-1, 3).T
+    return CopyPlan(source, destination, tokens)
