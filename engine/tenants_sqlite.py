@@ -1,0 +1,192 @@
+"""Tenants in an SQLite file."""
+
+import hmac
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stemkv.engine.tenants import (
+    KeyTakenError,
+    Tenant,
+    TenantKey,
+    TenantStoreError,
+    UnknownTenantError,
+    digest_of,
+    new_key,
+    new_key_id,
+)
+
+_VERSION = 1
+_BUSY_SECONDS = 5.0
+_SCHEMA = """
+CREATE TABLE tenants (
+    name TEXT PRIMARY KEY,
+    share_group TEXT,
+    enabled INTEGER NOT NULL
+) STRICT;
+CREATE TABLE keys (
+    digest BLOB PRIMARY KEY,
+    key_id TEXT NOT NULL UNIQUE,
+    tenant TEXT NOT NULL REFERENCES tenants (name) ON DELETE CASCADE,
+    created REAL NOT NULL
+) STRICT;
+CREATE INDEX keys_by_tenant ON keys (tenant);
+"""
+
+
+class SqliteTenantStore:
+    """`TenantStore` in one file, in write-ahead mode; see there for the methods.
+
+    One connection behind a lock serves all threads; processes are kept apart by SQLite.
+    Raises TenantStoreError when the file cannot be opened or is of a newer version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        try:
+            path.touch(mode=0o600)
+            self._connection = sqlite3.connect(
+                path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+        except (OSError, sqlite3.Error) as error:
+            raise TenantStoreError(f"{path}: {error}") from error
+        try:
+            with self._reading() as connection:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = FULL")
+                connection.execute("PRAGMA foreign_keys = ON")
+            self._migrate()
+        except TenantStoreError:
+            self._connection.close()
+            raise
+
+    def authenticate(self, key: str) -> Tenant | None:
+        """Return whose key this is, None if nobody's."""
+        digest = digest_of(key)
+        with self._reading() as connection:
+            row = connection.execute(
+                "SELECT k.digest, t.name, t.share_group, t.enabled"
+                " FROM keys k JOIN tenants t ON t.name = k.tenant WHERE k.digest = ?",
+                (digest,),
+            ).fetchone()
+        if row is None or not hmac.compare_digest(row[0], digest):
+            return None
+        return _tenant(row[1:])
+
+    def tenants(self) -> tuple[Tenant, ...]:
+        """Return all tenants by name."""
+        with self._reading() as connection:
+            rows = connection.execute(
+                "SELECT name, share_group, enabled FROM tenants ORDER BY name"
+            ).fetchall()
+        return tuple(_tenant(row) for row in rows)
+
+    def empty(self) -> bool:
+        """Whether there is no tenant at all."""
+        with self._reading() as connection:
+            return connection.execute("SELECT 1 FROM tenants LIMIT 1").fetchone() is None
+
+    def put_tenant(self, tenant: Tenant) -> None:
+        """Add a tenant, or change one of the same name; its keys stay."""
+        with self._writing() as connection:
+            connection.execute(
+                "INSERT INTO tenants (name, share_group, enabled) VALUES (?, ?, ?)"
+                " ON CONFLICT (name) DO UPDATE"
+                " SET share_group = excluded.share_group, enabled = excluded.enabled",
+                (tenant.name, tenant.group, int(tenant.enabled)),
+            )
+
+    def remove_tenant(self, name: str) -> bool:
+        """Remove a tenant with its keys; whether there was one."""
+        with self._writing() as connection:
+            return connection.execute("DELETE FROM tenants WHERE name = ?", (name,)).rowcount > 0
+
+    def add_key(self, tenant: str) -> str:
+        """Make a key and return it, this once; raises UnknownTenantError."""
+        key = new_key()
+        self.add_key_digest(tenant, digest_of(key))
+        return key
+
+    def add_key_digest(self, tenant: str, digest: bytes) -> None:
+        """Add a key by its SHA-256; raises UnknownTenantError, KeyTakenError."""
+        with self._writing() as connection:
+            _require_tenant(connection, tenant)
+            row = connection.execute(
+                "SELECT tenant FROM keys WHERE digest = ?", (digest,)
+            ).fetchone()
+            if row is not None:
+                if row[0] != tenant:
+                    raise KeyTakenError(row[0])
+                return
+            connection.execute(
+                "INSERT INTO keys (digest, key_id, tenant, created) VALUES (?, ?, ?, ?)",
+                (digest, new_key_id(), tenant, time.time()),
+            )
+
+    def keys(self, tenant: str) -> tuple[TenantKey, ...]:
+        """Return a tenant's keys, oldest first; raises UnknownTenantError."""
+        with self._reading() as connection:
+            _require_tenant(connection, tenant)
+            rows = connection.execute(
+                "SELECT key_id, tenant, created FROM keys WHERE tenant = ?"
+                " ORDER BY created, key_id",
+                (tenant,),
+            ).fetchall()
+        return tuple(TenantKey(*row) for row in rows)
+
+    def revoke_key(self, key_id: str) -> bool:
+        """Remove a key; whether there was one."""
+        with self._writing() as connection:
+            return connection.execute("DELETE FROM keys WHERE key_id = ?", (key_id,)).rowcount > 0
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._connection.close()
+
+    def _migrate(self) -> None:
+        with self._writing() as connection:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version > _VERSION:
+                raise TenantStoreError(
+                    f"{self._path}: version {version} was written by a newer program"
+                    f" (this one knows {_VERSION})"
+                )
+            if version == 0:
+                for statement in _SCHEMA.split(";"):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {_VERSION}")
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                yield self._connection
+            except sqlite3.Error as error:
+                raise TenantStoreError(f"{self._path}: {error}") from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction that takes the write lock at once, so that it never has to be retried."""
+        with self._reading() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+
+
+def _tenant(row: tuple[str, str | None, int]) -> Tenant:
+    name, group, enabled = row
+    return Tenant(name, group, bool(enabled))
+
+
+def _require_tenant(connection: sqlite3.Connection, name: str) -> None:
+    if connection.execute("SELECT 1 FROM tenants WHERE name = ?", (name,)).fetchone() is None:
+        raise UnknownTenantError(name)
