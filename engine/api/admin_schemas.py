@@ -1,0 +1,277 @@
+"""What the admin API takes and gives."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
+
+from stemkv.engine.api.fields import StrictModel
+from stemkv.engine.api.schemas import Message, ShortText, TokenIds
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+TenantName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+PROMPT_FIELDS = ("prompt", "messages", "token_ids")
+
+
+class BlockQuery(BaseModel):
+    """The query of `GET /admin/v1/cache/blocks`; what is left out filters nothing."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tenant: ShortText | None = None
+    adapter: ShortText | None = None
+    salt: ShortText | None = None
+    state: Literal["cached", "in_use"] | None = None
+    min_references: Annotated[int, Field(ge=0, le=2**31)] = 0
+    cursor: Annotated[int, Field(ge=0, le=2**62)] | None = None
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
+
+
+class PromptFields(StrictModel):
+    """A prompt in one of three ways; `token_ids` are taken as they are."""
+
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    token_ids: TokenIds | None = None
+    add_generation_prompt: bool = True
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Names of the ways that were used."""
+        return tuple(name for name in PROMPT_FIELDS if getattr(self, name) is not None)
+
+
+class PromptQuery(PromptFields):
+    """The body of `explain` and `locate`: a prompt as a tenant would send it.
+
+    tenant None is the one that exists without keys.
+    """
+
+    tenant: TenantName | None = None
+    adapter: ShortText | None = None
+    salt: ShortText | None = None
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> "PromptQuery":
+        _need_one_prompt(self)
+        return self
+
+
+# Which fields each kind of flush needs, and which it may have beside them.
+_NEEDED = {
+    "all": (),
+    "tenant": ("tenant",),
+    "adapter": ("adapter",),
+    "salt": ("tenant", "salt"),
+    "prefix": ("tenant",),
+}
+_ALLOWED = {
+    "all": (),
+    "tenant": ("group",),
+    "adapter": (),
+    "salt": ("group",),
+    "prefix": ("group", "adapter", "salt", *PROMPT_FIELDS),
+}
+
+
+class FlushRequest(PromptFields):
+    """The body of `flush`.
+
+    by "tenant" takes all of the domain that the tenant is in (its group's, if it has one), "salt"
+    one salt of it, "prefix" whatever begins with the prompt's tokens there, "adapter" one adapter
+    of everybody. A tenant that has been removed can be named; group says which it was in.
+    wait_seconds: how long to wait for other workers.
+    """
+
+    by: Literal["all", "tenant", "adapter", "salt", "prefix"]
+    tenant: TenantName | None = None
+    group: TenantName | None = None
+    adapter: Name | None = None
+    salt: Name | None = None
+    wait_seconds: Annotated[float, Field(ge=0, le=30)] = 1.0
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> "FlushRequest":
+        for name in _NEEDED[self.by]:
+            if getattr(self, name) is None:
+                raise _wrong(name, f"A flush by {self.by} needs this field")
+        usable = (*_NEEDED[self.by], *_ALLOWED[self.by])
+        for name in ("tenant", "group", "adapter", "salt", *PROMPT_FIELDS):
+            if name not in usable and getattr(self, name) is not None:
+                raise _wrong(name, f"A flush by {self.by} does not look at this field")
+        if self.by == "prefix":
+            _need_one_prompt(self)
+        return self
+
+
+class TenantFigures(BaseModel):
+    """Counts of one tenant since the engine started, in tokens unless named otherwise.
+
+    hit_rate: share of the looked-up prompt tokens that were reused; null before any.
+    """
+
+    lookup_tokens: int
+    hit_full_tokens: int
+    hit_partial_tokens: int
+    hit_rate: float | None
+    computed_tokens: int
+    generated_tokens: int
+    requests: int
+    cached_blocks: int
+    cached_bytes: int
+    evicted_blocks: int
+
+
+class PoolFigures(BaseModel):
+    """The pool, in blocks: free + in_use + cached + stale + quarantined = capacity."""
+
+    capacity: int
+    free: int
+    in_use: int
+    cached: int
+    stale: int
+    quarantined: int
+    tails: int
+    evicted: int
+    block_size_tokens: int
+    block_bytes: int
+    capacity_bytes: int
+
+
+class QueueFigures(BaseModel):
+    """Sequences by what they do, and counts of steps and preemptions."""
+
+    running: int
+    waiting: int
+    following: int
+    preemptions: int
+    steps: int
+
+
+class CacheReport(BaseModel):
+    """The answer of `GET /admin/v1/cache`."""
+
+    worker: str
+    model: str
+    prefix_cache: bool
+    directory: str
+    directory_current: bool
+    pool: PoolFigures
+    queue: QueueFigures
+    tenants: dict[str, TenantFigures]
+
+
+class BlockBody(BaseModel):
+    """One block; key is null for a tail, parent at a chain's start. depth: tokens before it."""
+
+    block: int
+    key: str | None
+    parent: str | None
+    tenant: str
+    adapter: str
+    salt: str
+    depth: int
+    tokens: int
+    references: int
+    state: str
+    children: int
+
+
+class BlockPageBody(BaseModel):
+    """A page of blocks; next_cursor is null on the last."""
+
+    blocks: list[BlockBody]
+    next_cursor: int | None
+
+
+class BlockDetailBody(BaseModel):
+    """One block with its tokens, the keys from the root to it, and its children."""
+
+    info: BlockBody
+    token_ids: list[int]
+    chain: list[str]
+    children: list[BlockBody]
+
+
+class FlushedTenant(BaseModel):
+    """What one tenant lost."""
+
+    blocks: int
+    bytes: int
+
+
+class FlushBody(BaseModel):
+    """What a flush did here, and which workers have said that they did it.
+
+    in_use: of the blocks, how many a running sequence still holds. complete: every worker that
+    could be asked has acknowledged. directory_error: why others could not be told.
+    """
+
+    flush_id: str
+    by: str
+    blocks: int
+    bytes: int
+    in_use: int
+    tenants: dict[str, FlushedTenant]
+    acknowledged: dict[str, bool]
+    complete: bool
+    directory_error: str | None
+
+
+class ExplainBody(BaseModel):
+    """How much of a prompt would be reused now, and why not more.
+
+    position: index of the first token that would be computed. The texts are decoded from the
+    prompt's own tokens (before, found) and from the nearest cached sibling's (expected).
+    """
+
+    prompt_tokens: int
+    reusable_tokens: int
+    full_block_tokens: int
+    partial_tokens: int
+    reason: str
+    position: int
+    detail: str
+    text_before: str
+    differing_position: int | None
+    expected_token: int | None
+    expected_text: str | None
+    found_token: int | None
+    found_text: str | None
+    evicted_seconds_ago: float | None
+    evicted_for: str | None
+
+
+class WorkerHolding(BaseModel):
+    """One worker and the leading tokens of the prompt that it holds in full blocks."""
+
+    worker: str
+    tokens: int
+
+
+class LocateBody(BaseModel):
+    """The answer of `locate`, the worker with most first."""
+
+    prompt_tokens: int
+    workers: list[WorkerHolding]
+
+
+class AuditBody(BaseModel):
+    """The answer of `audit`: violations of the store's rules; clean if there is none."""
+
+    clean: bool
+    violations: list[str]
+    blocks: int
+    sequences: int
+    seconds: float
+
+
+def _need_one_prompt(body: PromptFields) -> None:
+    if not body.given:
+        raise _wrong("prompt", "A prompt is needed: one of prompt, messages, token_ids")
+    if len(body.given) > 1:
+        raise _wrong(body.given[1], f"Only one of {' and '.join(body.given)} can be given")
+
+
+def _wrong(field: str, message: str) -> PydanticCustomError:
+    return PydanticCustomError("conflict", "{message}", {"field": field, "message": message})

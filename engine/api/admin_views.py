@@ -1,0 +1,68 @@
+"""From the engine's figures to the admin API's answers."""
+
+from dataclasses import asdict
+
+from stemkv.engine.api.admin_schemas import (
+    BlockBody,
+    CacheReport,
+    PoolFigures,
+    QueueFigures,
+    TenantFigures,
+)
+from stemkv.engine.messages import BlockInfo, EngineStats, TenantStats
+from stemkv.engine.request import EngineInfo
+
+
+def cache_report(stats: EngineStats, info: EngineInfo) -> CacheReport:
+    """Return the answer of `GET /admin/v1/cache`."""
+    return CacheReport(
+        worker=info.worker,
+        model=info.model,
+        prefix_cache=stats.prefix_cache,
+        directory=stats.directory,
+        directory_current=stats.directory_current,
+        pool=PoolFigures(
+            capacity=stats.capacity_blocks,
+            free=stats.free_blocks,
+            in_use=stats.in_use_blocks,
+            cached=stats.cached_blocks,
+            stale=stats.stale_blocks,
+            quarantined=stats.quarantined_blocks,
+            tails=stats.tail_blocks,
+            evicted=stats.evicted_blocks,
+            block_size_tokens=stats.block_size,
+            block_bytes=stats.block_bytes,
+            capacity_bytes=stats.capacity_blocks * stats.block_bytes,
+        ),
+        queue=QueueFigures(
+            running=stats.running,
+            waiting=stats.waiting,
+            following=stats.following,
+            preemptions=stats.preemptions,
+            steps=stats.steps,
+        ),
+        tenants={
+            name: _tenant(figures, stats.block_bytes) for name, figures in stats.tenants.items()
+        },
+    )
+
+
+def block_body(block: BlockInfo) -> BlockBody:
+    """Return one block as the API shows it."""
+    return BlockBody(**asdict(block))
+
+
+def _tenant(stats: TenantStats, block_bytes: int) -> TenantFigures:
+    hits = stats.hit_full + stats.hit_partial
+    return TenantFigures(
+        lookup_tokens=stats.lookup,
+        hit_full_tokens=stats.hit_full,
+        hit_partial_tokens=stats.hit_partial,
+        hit_rate=hits / stats.lookup if stats.lookup else None,
+        computed_tokens=stats.computed,
+        generated_tokens=stats.generated,
+        requests=stats.requests,
+        cached_blocks=stats.cached_blocks,
+        cached_bytes=stats.cached_blocks * block_bytes,
+        evicted_blocks=stats.evicted_blocks,
+    )

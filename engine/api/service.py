@@ -1,0 +1,70 @@
+"""`Service`: what every handler needs, made once and passed along."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fastapi import Request
+
+from stemkv.engine.api.errors import ApiError, unavailable
+from stemkv.engine.api.metrics import Metrics
+from stemkv.engine.api.prompts import PromptEncoder
+from stemkv.engine.api.settings import ServiceSettings
+from stemkv.engine.client import EngineClient, EngineUnavailable
+from stemkv.engine.request import EngineInfo
+from stemkv.engine.tenants import Tenant, TenantStore
+from stemkv.kvstore.namespace import Namespace, domain_of
+
+
+@dataclass(slots=True)
+class Service:
+    """The parts of a running service. draining: it is stopping and takes no new requests.
+
+    clock: monotonic seconds. wall_clock: unix seconds.
+    """
+
+    settings: ServiceSettings
+    client: EngineClient
+    tenants: TenantStore
+    encoder: PromptEncoder
+    metrics: Metrics = field(default_factory=Metrics)
+    draining: bool = False
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+
+    def engine_info(self) -> EngineInfo:
+        """Return what is known of the engine; raises a 503 while it takes no requests."""
+        if self.draining:
+            raise unavailable(
+                "The service is shutting down.",
+                retry_after=self.settings.restart_seconds,
+                code="shutting_down",
+            )
+        if not self.client.ready:
+            raise self.engine_down()
+        return self.info()
+
+    def info(self) -> EngineInfo:
+        """Return what the engine said when it was ready last; raises a 503 before that."""
+        try:
+            return self.client.info
+        except EngineUnavailable:
+            raise self.engine_down() from None
+
+    def engine_down(self) -> ApiError:
+        """Return the 503 for an engine that died or is being started."""
+        return unavailable(
+            "The engine is being started; try again.", retry_after=self.settings.restart_seconds
+        )
+
+    def namespace(self, tenant: Tenant, *, salt: str = "", adapter: str = "") -> Namespace:
+        """Return the namespace of a tenant's prompts."""
+        domain = domain_of(self.settings.secret, tenant=tenant.name, group=tenant.group)
+        return Namespace(tenant=tenant.name, domain=domain, adapter=adapter, salt=salt)
+
+
+def service_of(request: Request) -> Service:
+    """Return the service that a request came to (a FastAPI dependency)."""
+    service = request.app.state.service
+    assert isinstance(service, Service)
+    return service
