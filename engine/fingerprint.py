@@ -7,9 +7,18 @@ from typing import Any
 import torch
 import xxhash
 
-# Where a model came from and how it is run, rather than what it computes.
+# Where a model came from and how it is run, rather than what it computes. The dtypes of the
+# weights themselves count.
 _VOLATILE = frozenset(
-    {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"}
+    {
+        "_name_or_path",
+        "_attn_implementation",
+        "_experts_implementation",
+        "architectures",
+        "dtype",
+        "torch_dtype",
+        "transformers_version",
+    }
 )
 
 
@@ -22,8 +31,7 @@ def fingerprint(model: torch.nn.Module, config: dict[str, Any]) -> str:
     gigabytes a second).
     """
     total = hashlib.sha256()
-    plain = {key: value for key, value in config.items() if not _volatile(key)}
-    total.update(json.dumps(plain, sort_keys=True, default=str).encode())
+    total.update(json.dumps(_lasting(config), sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
         content = xxhash.xxh3_128_hexdigest(memoryview(flat.numpy()))
@@ -31,5 +39,8 @@ def fingerprint(model: torch.nn.Module, config: dict[str, Any]) -> str:
     return total.hexdigest()[:32]
 
 
-def _volatile(key: str) -> bool:
-    return key in _VOLATILE or key.startswith(("_attn_implementation", "_experts_implementation"))
+def _lasting(value: Any) -> Any:
+    """Return the configuration without volatile keys, in nested configurations neither."""
+    if isinstance(value, dict):
+        return {str(k): _lasting(v) for k, v in value.items() if k not in _VOLATILE}
+    return value
