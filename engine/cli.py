@@ -1,0 +1,66 @@
+"""The command line: `stemkv serve`, `model`, `tenant`, `cache`, `version`.
+
+Exit status: 0 done, 1 failed, 2 a flag or setting is wrong, 130 interrupted. What goes wrong is
+told in one line on stderr.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+import stemkv
+from stemkv.engine import cli_cache, cli_model, cli_serve, cli_tenant
+from stemkv.engine.cli_cache import ServiceCallError
+from stemkv.engine.client import EngineUnavailable
+from stemkv.engine.config import ConfigError
+from stemkv.engine.model_fetch import ModelFetchError
+from stemkv.engine.tenants import TenantStoreError
+
+FAILED = 1
+BAD_SETTING = 2
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="stemkv",
+    help="Serve language models to many tenants, and compute no shared prompt prefix twice.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("serve")(cli_serve.serve)
+app.add_typer(cli_model.app, name="model")
+app.add_typer(cli_tenant.app, name="tenant")
+app.add_typer(cli_cache.app, name="cache")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(f"stemkv {stemkv.__version__}")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Carry out a command line (without the program's name) and return its exit status."""
+    try:
+        outcome = app(list(arguments), standalone_mode=False, prog_name="stemkv")
+    except typer.TyperException as error:
+        return _fail(error.format_message(), error.exit_code)
+    except ConfigError as error:
+        return _fail(str(error), BAD_SETTING)
+    except (ModelFetchError, ServiceCallError, EngineUnavailable, TenantStoreError) as error:
+        return _fail(str(error), FAILED)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    return outcome if isinstance(outcome, int) else 0
+
+
+def _fail(message: str, status: int) -> int:
+    line = " ".join(message.split())
+    typer.echo(f"stemkv: {line}", err=True)
+    return status
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    sys.exit(run(sys.argv[1:]))
