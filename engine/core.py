@@ -5,10 +5,9 @@ Plan, execute, sample, apply. Knows no process and no HTTP; `build_core` makes o
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-import numpy as np
-import torch
+from stemkv.kvstore.directory.factory import make_directory
 
 from stemkv.engine.admin import Admin
 from stemkv.engine.config import ConfigError, EngineConfig
@@ -31,18 +30,17 @@ from stemkv.engine.runner import ModelRunner
 from stemkv.engine.sampler import RowSampling, Sampled, derive_seed, sample
 from stemkv.engine.scheduler import NothingFitsError, Scheduled, Scheduler
 from stemkv.engine.token_table import TokenTable
+from stemkv.engine.warm import warm_up as warm_up_runner
 from stemkv.kernels.select import BackendUnavailable, select_backend
 from stemkv.kvstore.audit import audit
 from stemkv.kvstore.config import StoreConfig
-from stemkv.kvstore.directory.factory import make_directory
 from stemkv.kvstore.directory.protocol import Directory
 from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.values import Shortage
+from stemkv.kvstore.warm import warm_up as warm_up_store
 from stemkv.policies.ordering import ORDERING
 
 logger = logging.getLogger(__name__)
-
-Execute = Callable[..., torch.Tensor]
 
 
 class AuditFailedError(Exception):
@@ -119,7 +117,7 @@ class EngineCore:
             return []
         try:
             drawn = self._run(scheduled)
-        except Exception as error:  # noqa: BLE001 - whatever the model code raises
+        except Exception as error:
             logger.exception("a step failed")
             events = self._fail_step(scheduled, f"the step failed: {type(error).__name__}")
         else:
@@ -146,7 +144,7 @@ class EngineCore:
     # --- a step ------------------------------------------------------------------------------
 
     def _run(self, scheduled: Scheduled) -> list[list[Sampled]]:
-        """Execute a plan and draw for each sampled track: one token, or one a choice at the fork."""
+        """Execute a plan and draw a token for each sampled track, one a choice at the fork."""
         logits = self._runner.execute(scheduled.plan)
         rows: list[int] = []
         samplings: list[RowSampling] = []
@@ -169,7 +167,7 @@ class EngineCore:
                 continue  # another choice of it has failed in this step
             try:
                 events += self._advance(track, tokens)
-            except Exception as error:  # noqa: BLE001 - one request's failure is its own
+            except Exception as error:
                 logger.exception("request %s failed", track.job.request.request_id)
                 events.append(self._fail(track.job, "internal", type(error).__name__))
         return events
@@ -323,21 +321,21 @@ def build_core(config: EngineConfig) -> EngineCore:
     )
     cache = layout.allocate(blocks, loaded.device)
     runner = ModelRunner(loaded, cache, layout, backend)
-    store = BlockStore(
-        StoreConfig(
-            capacity_blocks=blocks,
-            block_size=config.block_size,
-            max_sequences=config.max_running,
-            max_tokens=limit,
-            secret=config.secret,
-            fingerprint=loaded.fingerprint,
-            kv_dtype=str(layout.dtype),
-            block_bytes=layout.block_bytes,
-            hash_function=config.hash_function,
-            prefix_cache=config.prefix_cache,
-        ),
-        _directory(config, loaded),
+    store_config = StoreConfig(
+        capacity_blocks=blocks,
+        block_size=config.block_size,
+        max_sequences=config.max_running,
+        max_tokens=limit,
+        secret=config.secret,
+        fingerprint=loaded.fingerprint,
+        kv_dtype=str(layout.dtype),
+        block_bytes=layout.block_bytes,
+        hash_function=config.hash_function,
+        prefix_cache=config.prefix_cache,
     )
+    warm_up_store(store_config)
+    warm_up_runner(runner, config.max_batch_tokens)
+    store = BlockStore(store_config, _directory(config, loaded))
     return EngineCore(config, loaded, runner, store)
 
 

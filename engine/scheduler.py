@@ -151,7 +151,7 @@ class Scheduler:
         track.resumed = True
 
     def _reserve(self, track: Track, stop: int, chosen: dict[Track, int]) -> bool:
-        """Get blocks for a running track, preempting the last in order; False if that was itself."""
+        """Get blocks for a running track, preempting the last in order; False: that was itself."""
         assert track.sequence is not None
         while self.store.reserve(track.sequence, stop) is not None:
             victim = max(self.running, key=self.order)

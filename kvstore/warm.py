@@ -1,0 +1,50 @@
+"""Run every compiled loop once, so that no request waits for a compiler."""
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from stemkv.kvstore.config import StoreConfig
+from stemkv.kvstore.directory.null import NullDirectory
+from stemkv.kvstore.flush import Flush, FlushKind
+from stemkv.kvstore.ids import FlushId, SequenceId
+from stemkv.kvstore.namespace import Namespace
+from stemkv.kvstore.store import BlockStore
+from stemkv.kvstore.values import Admission, Shortage
+
+_NAMESPACE = Namespace("warm-up", b"")
+
+
+def warm_up(config: StoreConfig) -> None:
+    """Compile the store's loops by working a store of six blocks through all of its calls."""
+    size = config.block_size
+    small = replace(
+        config, capacity_blocks=6, max_sequences=4, max_tokens=6 * size, prefix_cache=True
+    )
+    store = BlockStore(small, NullDirectory())
+    prompt = np.arange(2 * size + size // 2, dtype=np.int32)
+    for tokens in (prompt, prompt[:-1], np.concatenate([prompt[:size], prompt])):
+        sequence = _run(store, tokens)
+        child = store.fork(sequence)
+        assert not isinstance(child, Shortage)
+        for member in (sequence, child):
+            store.extend(member, int(member))
+            store.reserve(member, len(tokens) + 1)
+        store.take_copies()
+        store.settle()
+        store.release(sequence)
+        store.release(child)
+    store.release(_run(store, np.arange(6 * size, dtype=np.int32)[::-1]))
+    store.release(_run(store, prompt))
+    for kind in (FlushKind.PREFIX, FlushKind.ALL):
+        store.flush(Flush(FlushId("warm-up"), kind, b"", prefix=prompt[:size].tobytes()))
+
+
+def _run(store: BlockStore, tokens: npt.NDArray[np.int32]) -> SequenceId:
+    admission = store.admit(_NAMESPACE, tokens)
+    assert isinstance(admission, Admission)
+    store.take_copies()
+    store.commit(admission.sequence, len(tokens))
+    store.settle()
+    return admission.sequence
