@@ -10,8 +10,11 @@ from collections.abc import Sequence
 import typer
 
 import stemkv
-from stemkv.engine import cli_cache, cli_model, cli_serve, cli_tenant
 from stemkv.engine.cli_cache import ServiceCallError
+from stemkv.engine.cli_cache import app as cache_app
+from stemkv.engine.cli_model import app as model_app
+from stemkv.engine.cli_serve import serve
+from stemkv.engine.cli_tenant import app as tenant_app
 from stemkv.engine.client import EngineUnavailable
 from stemkv.engine.config import ConfigError
 from stemkv.engine.model_fetch import ModelFetchError
@@ -28,10 +31,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("serve")(cli_serve.serve)
-app.add_typer(cli_model.app, name="model")
-app.add_typer(cli_tenant.app, name="tenant")
-app.add_typer(cli_cache.app, name="cache")
+app.command("serve")(serve)
+app.add_typer(model_app, name="model")
+app.add_typer(tenant_app, name="tenant")
+app.add_typer(cache_app, name="cache")
 
 
 @app.command()

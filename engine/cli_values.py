@@ -28,7 +28,6 @@ _UNITS = {
     "tib": 2**40,
 }
 _AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[a-z]*|%)", re.IGNORECASE)
-_SEEDS = {"tenants", "tenant"}  # tables that TenantStore reads
 
 
 def parse_kv_memory(text: str) -> int | float:
@@ -78,7 +77,8 @@ def read_serve_table(path: Path, known: Mapping[str, str]) -> dict[str, Any]:
     """Return the [serve] table of a TOML file as parameters of the command.
 
     known: setting as written in the file (dashes or underscores) to the parameter's name. The
-    values' types are checked where the command's own are. Raises ConfigError.
+    values' types are checked where the command's own are, the other tables by who reads them.
+    Raises ConfigError.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -90,11 +90,6 @@ def read_serve_table(path: Path, known: Mapping[str, str]) -> dict[str, Any]:
     table = content.get("serve", {})
     if not isinstance(table, dict):
         raise ConfigError(f"config: serve in {path} is not a table; write [serve]")
-    for name in content:
-        if name not in _SEEDS | {"serve"}:
-            raise ConfigError(
-                f"config: {name!r} in {path} is not known; tables are [serve] and [[tenants]]"
-            )
     settings = {}
     for name, value in table.items():
         parameter = known.get(name.replace("-", "_"))

@@ -30,16 +30,12 @@ class Listen:
     port: int
 
 
-def resolve_model(model: str | None, console: Console) -> tuple[str, str]:
-    """Return what to load and the name to serve it under; None fetches the default model.
-
-    Raises ModelFetchError.
-    """
-    if model is None:
-        folder = fetch_model(SMOLLM2_135M_INSTRUCT, cache_root(), console)
-        return str(folder), SMOLLM2_135M_INSTRUCT.name
+def public_name(model: str) -> str:
+    """Return the name that a model is served under unless told: a folder's own, or the hub id."""
+    if not model:
+        return SMOLLM2_135M_INSTRUCT.name
     path = Path(model).expanduser()
-    return model, path.resolve().name if path.is_dir() else model
+    return path.resolve().name if path.is_dir() else model
 
 
 def serve(
@@ -54,18 +50,19 @@ def serve(
     An empty config.model takes the default model, fetched if it is absent. Raises ConfigError,
     EngineUnavailable, ModelFetchError, TenantStoreError.
     """
-    check_bind(listen.host, tenants)
-    model, name = resolve_model(config.model or None, console)
-    config = replace(config, model=model, served_model_name=config.served_model_name or name)
+    name = config.served_model_name or public_name(config.model)
     settings = ServiceSettings(
-        served_model_name=config.served_model_name or name,
+        served_model_name=name,
         secret=config.secret,
         admin_key_sha256=admin_key.sha256,
         created=int(time.time()),
         host=listen.host,
         port=listen.port,
     )
-    tokenizer = load_tokenizer(config.model)
+    check_bind(listen.host, tenants)
+    model = config.model or str(fetch_model(SMOLLM2_135M_INSTRUCT, cache_root(), console))
+    config = replace(config, model=model, served_model_name=name)
+    tokenizer = load_tokenizer(model)
 
     def on_ready(info: EngineInfo, port: int) -> None:
         announce(console, settings, info, port, admin_key, has_tenants=not tenants.empty())

@@ -56,9 +56,9 @@ def read_seed(path: Path) -> tuple[SeedTenant, ...]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from error
-    unknown = sorted(set(content) - {"tenants"})
+    unknown = sorted(set(content) - {"tenants", "serve"})  # [serve] is the command line's
     if unknown:
-        raise ConfigError(f"{path}: {unknown[0]}: is not known here (only tenants is)")
+        raise ConfigError(f"{path}: {unknown[0]}: is not known here (only serve and tenants are)")
     tables = content.get("tenants", {})
     if not isinstance(tables, dict):
         raise ConfigError(f"{path}: tenants: {tables!r} is not a table of tenants")
