@@ -19,6 +19,7 @@ from stemkv.engine.client import EngineUnavailable
 from stemkv.engine.config import ConfigError
 from stemkv.engine.model_fetch import ModelFetchError
 from stemkv.engine.tenants import TenantStoreError
+from stemkv.kvstore.directory.protocol import DirectoryMismatch, DirectoryUnavailable
 
 FAILED = 1
 BAD_SETTING = 2
@@ -51,6 +52,8 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(error.format_message(), error.exit_code)
     except ConfigError as error:
         return _fail(str(error), BAD_SETTING)
+    except (DirectoryUnavailable, DirectoryMismatch) as error:
+        return _fail(f"{error}; mend that, or leave out --redis-url", FAILED)
     except (ModelFetchError, ServiceCallError, EngineUnavailable, TenantStoreError) as error:
         return _fail(str(error), FAILED)
     except (KeyboardInterrupt, typer.Abort):

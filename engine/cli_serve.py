@@ -5,7 +5,13 @@ import logging
 from rich.console import Console
 
 from stemkv.engine import cli_options as options
-from stemkv.engine.cli_state import Deployment, RedisUrl, StateDir, open_tenants
+from stemkv.engine.cli_state import (
+    Deployment,
+    RedisUrl,
+    StateDir,
+    deployment_secret,
+    open_tenants,
+)
 from stemkv.engine.cli_values import parse_kv_memory
 from stemkv.engine.config import EngineConfig
 from stemkv.engine.state import StateFolder
@@ -44,7 +50,7 @@ def serve(
     state = StateFolder(state_dir)
     settings = EngineConfig(
         model=model or "",
-        secret=state.deployment_secret(),
+        secret=deployment_secret(state, redis_url, deployment),
         device=device,
         dtype=dtype,
         kernels=kernels,

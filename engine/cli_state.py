@@ -5,10 +5,12 @@ from typing import Annotated
 
 import typer
 
+from stemkv.engine.config import ConfigError
 from stemkv.engine.state import StateFolder
 from stemkv.engine.tenants import TenantStore
 from stemkv.engine.tenants_redis import RedisTenantStore
 from stemkv.engine.tenants_sqlite import SqliteTenantStore
+from stemkv.kvstore.directory.redis_calls import shared_secret
 
 StateDir = Annotated[
     Path | None,
@@ -29,6 +31,21 @@ RedisUrl = Annotated[
 Deployment = Annotated[
     str, typer.Option("--deployment", help="Name of the deployment within that Redis.")
 ]
+
+
+def deployment_secret(state: StateFolder, redis_url: str | None, deployment: str) -> bytes:
+    """Return the deployment's secret: Redis's where one is told, so that all workers have it.
+
+    Raises ConfigError, DirectoryUnavailable, DirectoryMismatch.
+    """
+    if redis_url is None:
+        return state.deployment_secret()
+    try:
+        return shared_secret(redis_url, deployment)
+    except ValueError as error:
+        raise ConfigError(
+            f"redis-url: {redis_url!r}: {error}; give one like redis://127.0.0.1:6379/0"
+        ) from error
 
 
 def open_tenants(state: StateFolder, redis_url: str | None, deployment: str) -> TenantStore:

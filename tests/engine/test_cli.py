@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from support.redis_server import RedisServer
 
 import stemkv
 from stemkv.engine import serving
@@ -85,6 +86,7 @@ def test_other_memory_is_refused(text: str) -> None:
         (["serve", "--config", "/nowhere.toml"], ["config", "/nowhere.toml", "No such file"]),
         (["serve", "--host", "0.0.0.0"], ["host", "0.0.0.0", "127.0.0.1"]),
         (["serve", "--model", "./nowhere"], ["model", "./nowhere"]),
+        (["serve", "--redis-url", "http://x"], ["redis-url", "'http://x'", "redis://"]),
         (["model", "fetch", "gpt"], ["model", "'gpt'", "SmolLM2-135M-Instruct"]),
         (["tenant", "add", "no/slash"], ["tenant", "'no/slash'"]),
         (["tenant", "key", "add", "nobody"], ["nobody", "tenant list"]),
@@ -168,6 +170,30 @@ def test_defaults_are_those_of_the_engine(served: Served, own_folders: Path) -> 
     assert served.config == EngineConfig(model="", secret=secret)
     assert served.listen == serving.Listen("127.0.0.1", 8000)
     assert served.tenants == ()
+
+
+def test_workers_on_one_redis_share_secret_and_tenants(
+    served: Served, redis_server: RedisServer, own_folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a Redis, two state folders lead to one secret, and a tenant added once is there."""
+    flags = ["--redis-url", redis_server.url, "--deployment", "test"]
+    assert run(["tenant", "add", "acme", *flags]) == 0
+    assert run(["serve", *flags]) == 0
+    first = served.config
+    monkeypatch.setenv("STEMKV_STATE_DIR", str(own_folders) + "-2")
+    assert run(["serve", *flags]) == 0
+    assert served.config.secret == first.secret
+    assert served.config.redis_url == redis_server.url
+    assert served.tenants == (Tenant("acme"),)
+
+
+def test_redis_away_at_start_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """A Redis that cannot be reached fails the start with its address and a way out."""
+    assert run(["serve", "--redis-url", "redis://127.0.0.1:1/0"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "127.0.0.1:1" in error
+    assert "leave out --redis-url" in error
 
 
 def test_every_setting_of_the_engine_has_a_flag(served: Served) -> None:
