@@ -1,5 +1,6 @@
 """Fixtures of the whole suite; each comes from a module of tests/support."""
 
+from support.api import api as api
 from support.default_model import default_model as default_model
 from support.redis_server import durable_redis_server as durable_redis_server
 from support.redis_server import redis_server as redis_server

@@ -62,7 +62,7 @@ _POLL_SECONDS = 0.05
 # Tokens shown before the position where a lookup stopped.
 _CONTEXT_TOKENS = 16
 
-router = APIRouter()
+router = APIRouter(prefix="/admin/v1", tags=["admin"])
 
 
 @router.get("/cache", summary="The pool, the queues and each tenant's figures")

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from stemkv.engine.api.fields import StrictModel
+from stemkv.engine.api.fields import StrictModel, Text
 from stemkv.engine.api.schemas import Message, ShortText, TokenIds
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
@@ -30,7 +30,7 @@ class BlockQuery(BaseModel):
 class PromptFields(StrictModel):
     """A prompt in one of three ways; `token_ids` are taken as they are."""
 
-    prompt: str | None = None
+    prompt: Text | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     token_ids: TokenIds | None = None
     add_generation_prompt: bool = True

@@ -1,6 +1,6 @@
 """`create_app`: the whole HTTP service as one ASGI application."""
 
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
@@ -60,16 +60,8 @@ def create_app(
     )
     app.state.service = service
     app.add_middleware(Gate, service=service)
-    app.include_router(_under_v1(), prefix="/v1", dependencies=[Depends(_TENANT_KEY)])
-    app.include_router(
-        admin.router, prefix="/admin/v1", dependencies=[Depends(_ADMIN_KEY)], tags=["admin"]
-    )
-    app.include_router(probes.router, tags=["probes"])
-    return app
-
-
-def _under_v1() -> APIRouter:
-    router = APIRouter(tags=["OpenAI"])
     for part in (chat, completions, models):
-        router.include_router(part.router)
-    return router
+        app.include_router(part.router, dependencies=[Depends(_TENANT_KEY)])
+    app.include_router(admin.router, dependencies=[Depends(_ADMIN_KEY)])
+    app.include_router(probes.router)
+    return app

@@ -35,7 +35,7 @@ from stemkv.engine.api.service import Service, service_of
 from stemkv.engine.api.streaming import stream, unless_client_leaves
 from stemkv.engine.request import Delta, TokenLogprob, Usage
 
-router = APIRouter()
+router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
 
 @router.post(

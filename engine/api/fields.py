@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -41,6 +41,21 @@ def _unknown(name: str, known: tuple[str, ...]) -> PydanticCustomError:
         "Unknown parameter{hint}",
         {"field": printable(name, VALUE_CHARS), "hint": hint},
     )
+
+
+def _utf8(text: str) -> str:
+    # JSON can spell half a character, which no tokenizer takes.
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PydanticCustomError(
+            "string_unicode", "There is half a character at {at}", {"at": error.start}
+        ) from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_utf8)]
+"""A string of whole characters."""
 
 
 def only(*accepted: object) -> tuple[object, ...]:

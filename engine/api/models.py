@@ -9,7 +9,7 @@ from stemkv.engine.api.generate import check_model
 from stemkv.engine.api.service import Service, service_of
 from stemkv.engine.client import EngineUnavailable
 
-router = APIRouter()
+router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
 
 @router.get("/models", summary="List the served models")

@@ -12,7 +12,7 @@ from stemkv.engine.api.service import Service, service_of
 from stemkv.engine.client import EngineUnavailable
 from stemkv.engine.messages import EngineStats, GetStats
 
-router = APIRouter()
+router = APIRouter(tags=["probes"])
 Parts = Annotated[Service, Depends(service_of)]
 
 # A scrape must not hang on an engine in a long step; the counters are worth having alone.

@@ -126,6 +126,7 @@ class PromptEncoder:
             text = self._tokenizer.apply_chat_template(
                 conversation, tokenize=False, add_generation_prompt=add_generation_prompt
             )
+            text.encode()  # half a character can hide in a tool call's own JSON
         except _TEMPLATE_ERRORS as error:
             reason = printable(str(error), 2 * VALUE_CHARS)
             raise invalid(

@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, StringConstraints, Tag, model_validat
 from pydantic_core import PydanticCustomError
 
 from stemkv.engine.api.errors import UNSUPPORTED_VALUE
-from stemkv.engine.api.fields import StrictModel, only
+from stemkv.engine.api.fields import StrictModel, Text, only
 
 MAX_STOPS = 16
 MAX_STOP_TOKENS = 64
@@ -50,8 +50,8 @@ Stop = Annotated[
     Discriminator(_string_or_list),
 ]
 Prompt = Annotated[
-    Annotated[str, Tag("<string>")]
-    | Annotated[list[str], Tag("<strings>")]
+    Annotated[Text, Tag("<string>")]
+    | Annotated[list[Text], Tag("<strings>")]
     | Annotated[TokenIds, Tag("<tokens>")]
     | Annotated[list[TokenIds], Tag("<token lists>")],
     Discriminator(_prompt_shape),
@@ -125,26 +125,27 @@ class TextPart(StrictModel):
     """A part of a message's content; only text is understood."""
 
     type: Annotated[Any, *only("text")]
-    text: str
+    text: Text
 
 
 class FunctionCall(StrictModel):
     """The function that an earlier assistant message called."""
 
-    name: str
-    arguments: str
+    name: Text
+    arguments: Text
 
 
 class ToolCall(StrictModel):
     """A call in an earlier assistant message."""
 
-    id: str
+    id: Text
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
 Content = Annotated[
-    Annotated[str, Tag("<string>")] | Annotated[list[TextPart], Field(min_length=1), Tag("<list>")],
+    Annotated[Text, Tag("<string>")]
+    | Annotated[list[TextPart], Field(min_length=1), Tag("<list>")],
     Discriminator(_string_or_list),
 ]
 

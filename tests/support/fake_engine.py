@@ -73,7 +73,8 @@ def engine_info(**changes: Any) -> EngineInfo:
 class FakeEngine:
     """The fake.
 
-    reply: text of every answer. fail: what happens instead of the token after `fail_after`.
+    reply: text of every answer. fail: what happens instead of the token after `fail_after`;
+    its None goes on.
     step_seconds: time of a step; hold: waited for before each step.
 
     cached: token lists by (domain, salt), of which a prompt reuses its longest common prefix, as
@@ -84,7 +85,7 @@ class FakeEngine:
     reply: str = "Hello, wörld"
     info_value: EngineInfo = field(default_factory=engine_info)
     ready: bool = True
-    fail: Callable[[str], Failed] | Exception | None = None
+    fail: Callable[[str], Failed | None] | Exception | None = None
     fail_after: int = 0
     step_seconds: float = 0.0
     hold: asyncio.Event | None = None
@@ -150,8 +151,10 @@ class FakeEngine:
             if self.fail is not None and step == self.fail_after:
                 if isinstance(self.fail, Exception):
                     raise self.fail
-                yield self.fail(request.request_id)
-                return
+                failed = self.fail(request.request_id)
+                if failed is not None:
+                    yield failed
+                    return
             if step == 0:
                 yield Started(request.request_id, cached)
             text = self.tokenizer.decode(ids[: step + 1])
