@@ -16,7 +16,7 @@ class NullDirectory:
 
     @property
     def worker(self) -> WorkerId:
-        """This process's name."""
+        """Name of this process."""
         return self._worker
 
     @property

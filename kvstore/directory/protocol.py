@@ -33,7 +33,7 @@ class Directory(Protocol):
 
     @property
     def worker(self) -> WorkerId:
-        """This process's name in the directory."""
+        """Name of this process in the directory."""
         ...
 
     @property
@@ -58,7 +58,7 @@ class Directory(Protocol):
         ...
 
     def pending_flushes(self) -> tuple[Flush, ...]:
-        """Flushes ordered by others, in order, that this worker has not acknowledged. Never blocks."""
+        """Flushes ordered by others, in order, not acknowledged here yet. Never blocks."""
         ...
 
     def acknowledge(self, flush_id: FlushId) -> None:
