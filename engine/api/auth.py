@@ -11,7 +11,6 @@ import asyncio
 import hashlib
 import hmac
 import logging
-from collections.abc import Iterable
 from enum import Enum, auto
 from urllib.parse import urlsplit
 
@@ -133,16 +132,17 @@ def _unauthorized(message: str, *, code: str) -> ApiError:
 
 
 def _refuse_web_pages(headers: Headers) -> None:
-    for name in _host_names(headers.getlist("host")):
-        if not is_loopback(name):
+    # HTTP/1.0 may leave the host out; no browser does.
+    for host in headers.getlist("host"):
+        if not _is_local(f"//{host}"):
             raise ApiError(
                 403,
-                f"The host {shown(name)} is not this machine; without tenants' keys only"
+                f"The host {shown(host)} is not this machine; without tenants' keys only"
                 " localhost is served.",
                 code="foreign_host",
             )
     for origin in headers.getlist("origin"):
-        if not is_loopback(_hostname(origin) or origin):
+        if not _is_local(origin):
             raise ApiError(
                 403,
                 f"The origin {shown(origin)} is not this machine; without tenants' keys only"
@@ -151,13 +151,8 @@ def _refuse_web_pages(headers: Headers) -> None:
             )
 
 
-def _host_names(hosts: Iterable[str]) -> list[str]:
-    # HTTP/1.0 may leave the header out; no browser does.
-    return [_hostname(f"//{host}") or host for host in hosts]
-
-
-def _hostname(url: str) -> str | None:
+def _is_local(url: str) -> bool:
     try:
-        return urlsplit(url).hostname
+        return is_loopback(urlsplit(url).hostname or "")
     except ValueError:
-        return None
+        return False

@@ -24,6 +24,11 @@ from stemkv.engine.api.streaming import STATUS_CLIENT_LEFT, ClientLeftError
 logger = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
+
+# How much of a refused body is read and thrown away: so many largest bodies, for so long.
+_DISCARD_BODIES = 4
+_DISCARD_SECONDS = 5.0
+
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -54,6 +59,7 @@ class _Passage:
         self._send_out = send
         self._headers = Headers(scope=scope)
         self._status: int | None = None
+        self._body_ended = False
         self._arrived = service.clock()
         asked = self._headers.get(REQUEST_ID, "")
         self._id = asked if _SANE_ID.fullmatch(asked) else f"req-{uuid.uuid4().hex}"
@@ -65,6 +71,7 @@ class _Passage:
         try:
             await self._enter(receive)
         except ApiError as error:
+            await self._discard(receive)
             await self._answer(error.response(), receive)
         except ClientLeftError:
             self._status = STATUS_CLIENT_LEFT
@@ -93,23 +100,42 @@ class _Passage:
         seconds = self._service.settings.body_timeout_seconds
         try:
             async with asyncio.timeout(seconds):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientLeftError
-                    chunks.append(message.get("body", b""))
+                while not self._body_ended:
+                    chunks.append(await self._next(receive))
                     size += len(chunks[-1])
                     if size > limit:
                         raise self._too_large()
-                    if not message.get("more_body", False):
-                        return b"".join(chunks)
         except TimeoutError:
+            self._body_ended = True  # it has been waited for long enough
             raise ApiError(
                 408,
                 f"The body did not arrive within {seconds:g} seconds.",
                 code="body_timeout",
                 headers={"connection": "close"},
             ) from None
+        return b"".join(chunks)
+
+    async def _discard(self, receive: Receive) -> None:
+        """Read what is left of a refused body, within bounds.
+
+        A server that closes a connection with unread data resets it, and the client may lose the
+        refusal with it.
+        """
+        left = _DISCARD_BODIES * self._service.settings.max_body_bytes
+        try:
+            async with asyncio.timeout(_DISCARD_SECONDS):
+                while not self._body_ended and left > 0:
+                    left -= len(await self._next(receive))
+        except (TimeoutError, ClientLeftError):
+            pass  # the response is sent all the same; it costs nothing if nobody is there
+
+    async def _next(self, receive: Receive) -> bytes:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeftError
+        self._body_ended = not message.get("more_body", False)
+        body: bytes = message.get("body", b"")
+        return body
 
     def _too_large(self) -> ApiError:
         limit = self._service.settings.max_body_bytes
