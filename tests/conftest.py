@@ -2,6 +2,8 @@
 
 from support.api import api as api
 from support.default_model import default_model as default_model
+from support.redis_directories import durable_join as durable_join
+from support.redis_directories import join as join
 from support.redis_server import durable_redis_server as durable_redis_server
 from support.redis_server import redis_server as redis_server
 from support.tiny_models import tiny_model as tiny_model
