@@ -42,7 +42,8 @@ class SequenceState:
         | in the index | keys and values written | known, not run |
 
     prompt_blocks: full blocks of the prompt it was admitted with, the part that others may
-    follow. writes: may publish. pending: its entry among the prefixes being computed.
+    follow. writes: may publish. reserved: positions from computed up to it may be written.
+    pending: its entry among the prefixes being computed.
     """
 
     row: int
@@ -54,13 +55,8 @@ class SequenceState:
     blocks: int
     published: int
     prompt_blocks: int
+    reserved: int
     pending: tuple[int, bytes] | None = None
-
-
-@dataclass(slots=True)
-class _PlannedCopy:
-    sequence: SequenceId
-    copy: Copy
 
 
 @dataclass(slots=True)
@@ -108,7 +104,7 @@ class BlockStore:
     _owner_counts: list[_OwnerCounts] = field(init=False, default_factory=list)
     _free_rows: list[int] = field(init=False)
     _pending: dict[tuple[int, bytes], SequenceId] = field(init=False, default_factory=dict)
-    _planned: list[_PlannedCopy] = field(init=False, default_factory=list)
+    _planned: dict[BlockId, Copy] = field(init=False, default_factory=dict)
     _executing: list[Copy] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -171,6 +167,7 @@ class BlockStore:
         -1 for positions that are computed already: they may lie in a published block.
         """
         state = self.sequences[sequence]
+        assert stop <= state.reserved, f"{sequence}: {stop} is over {state.reserved} reserved"
         positions = np.arange(start, stop)
         blocks = self.tables[state.row, positions // self.config.block_size].astype(np.int64)
         slots = blocks * self.config.block_size + positions % self.config.block_size
@@ -222,12 +219,13 @@ class BlockStore:
         config = self.config
         if not 0 < len(prompt) <= config.max_tokens:
             raise ValueError(f"prompt: {len(prompt)} tokens are not in 1..{config.max_tokens}")
+        assert not self._executing, "a step is under way"
         prompt = np.array(prompt, np.int32)
-        root = self.roots.get(namespace)
-        owner = self._owner(namespace.tenant)
+        # Neither a root nor an owner is made before the call is sure to succeed.
+        root = self.roots.find(namespace)
         match = _Match(_NO_BLOCKS)
-        if read and self.may_hit:
-            match = self._match(root, prompt, owner)
+        if read and root is not None and self.may_hit:
+            match = self._match(root, prompt, self._owner_numbers.get(namespace.tenant, NONE))
             if match.leader is not None:
                 return Following(match.leader)
         if not self._free_rows:
@@ -236,6 +234,8 @@ class BlockStore:
         match, shortage = self._fit(match, needed)
         if shortage is not None:
             return shortage
+        root = self.roots.get(namespace)
+        owner = self._owner(namespace.tenant)
         if not again:
             self._count_lookup(owner, len(prompt), match)
         return self._open(root, owner, prompt, match, write and config.prefix_cache)
@@ -243,8 +243,10 @@ class BlockStore:
     def fork(self, sequence: SequenceId) -> SequenceId | Shortage:
         """Open a second sequence that shares all blocks and tokens of the first.
 
-        Whichever of them writes first to a shared block gets a copy of it (see `reserve`).
+        Whichever of them writes first to a shared block gets a copy of it (see `reserve`). What
+        was reserved for the first must be reserved again: it is not exclusive any more.
         """
+        assert not self._executing, "a step is under way"
         if not self._free_rows:
             return Shortage("sequences", 1, 0)
         parent = self.sequences[sequence]
@@ -254,6 +256,7 @@ class BlockStore:
         self.history[row, : parent.length] = self.history[parent.row, : parent.length]
         self.meta[blocks, REF] += 1
         parent.root.sequences += 1
+        parent.reserved = parent.computed
         child = SequenceId(row)
         self.sequences[child] = SequenceState(
             row=row,
@@ -265,6 +268,7 @@ class BlockStore:
             blocks=parent.blocks,
             published=parent.published,
             prompt_blocks=0,
+            reserved=parent.computed,
         )
         return child
 
@@ -282,30 +286,32 @@ class BlockStore:
         Allocates blocks that are missing, and plans a copy of each that is shared
         (copy-on-write). On a shortage nothing has changed.
         """
+        assert not self._executing, "a step is under way"
         state = self.sequences[sequence]
         assert stop <= state.length
+        if stop <= state.reserved:
+            return None
         size = self.config.block_size
         first, last = state.computed // size, -(-stop // size)
         row = self.tables[state.row]
         shared = [x for x in range(first, min(last, state.blocks)) if self.meta[row[x], REF] > 1]
         missing = max(0, last - state.blocks)
         needed = len(shared) + missing
-        if not needed:
-            return None
         shortage = self._shortage(needed)
         if shortage is not None:
             return shortage
         fresh = self._take(needed, state.owner)
         for x, b in zip(shared, fresh, strict=False):
-            self._replace(sequence, x, int(b))
+            self._replace(state, x, int(b))
         row[state.blocks : state.blocks + missing] = fresh[len(shared) :]
         state.blocks += missing
+        state.reserved = stop
         return None
 
     def commit(self, sequence: SequenceId, computed: int) -> None:
         """Say that keys and values of positions below `computed` are written; publish full blocks."""
         state = self.sequences[sequence]
-        assert state.computed <= computed <= state.length
+        assert state.computed <= computed <= state.reserved
         state.computed = computed
         if not state.writes or state.published == computed // self.config.block_size:
             return
@@ -314,11 +320,12 @@ class BlockStore:
 
     def release(self, sequence: SequenceId) -> None:
         """Close a sequence: its published blocks stay cached, a partly filled last one as a tail."""
+        assert not self._executing, "a step is under way"
         state = self.sequences.pop(sequence)
-        self._cancel_copies(sequence)
         self._stop_leading(sequence, state)
         blocks = self.tables[state.row, : state.blocks].copy()
         self._keep_tail(state)
+        self._cancel_copies(blocks)
         ops.dereference(self.meta, self.count, blocks, REF)
         state.root.sequences -= 1
         self.roots.free_dead([state.root])
@@ -328,14 +335,20 @@ class BlockStore:
 
     def take_copies(self) -> tuple[Copy, ...]:
         """Return the copies to execute before this step writes; their sources stay held."""
-        copies = tuple(p.copy for p in self._planned)
+        copies = tuple(self._planned.values())
         self._executing += copies
         self._planned.clear()
         return copies
 
-    def settle(self) -> None:
-        """Say that the step has run, or failed: sources of its copies are let go."""
+    def settle(self, *, ran: bool = True) -> None:
+        """Say that the step has run, or (ran False) failed: sources of its copies are let go.
+
+        After a failure nobody knows what the copies' destinations hold: sequences that have one
+        publish nothing further, and should be released.
+        """
         if self._executing:
+            if not ran:
+                self._silence_holders({c.destination for c in self._executing})
             sources = np.array([c.source for c in self._executing], np.int32)
             self._executing.clear()
             ops.dereference(self.meta, self.count, sources, PIN)
@@ -405,6 +418,11 @@ class BlockStore:
         state.writes = False
         self._stop_leading(sequence, state)
 
+    def _silence_holders(self, blocks: set[BlockId]) -> None:
+        for sequence, state in self.sequences.items():
+            if not blocks.isdisjoint(self.tables[state.row, : state.blocks].tolist()):
+                self._silence(sequence, state)
+
     # --- how -----------------------------------------------------------------------------------
 
     def hash(self, data: bytes) -> BlockKey:
@@ -414,7 +432,7 @@ class BlockStore:
 
     def open_copies(self) -> tuple[Copy, ...]:
         """Return the copies that are planned or under way: their sources are held."""
-        return (*(p.copy for p in self._planned), *self._executing)
+        return (*self._planned.values(), *self._executing)
 
     def computing(self) -> Mapping[tuple[int, bytes], SequenceId]:
         """Return which sequence computes the child of which parent with which tokens."""
@@ -512,14 +530,14 @@ class BlockStore:
         needed = -(-len(prompt) // self.config.block_size) - adopted
         ops.reference(self.meta, self.roots.heads, self.count, match.blocks, REF)
         if match.partial >= 0:
+            # Held before blocks are taken, or the source itself might be evicted.
             self._pin(match.partial)
         fresh = self._take(needed, owner)
         self.history[row, : len(prompt)] = prompt
         self.tables[row, :adopted] = match.blocks
         self.tables[row, adopted : adopted + needed] = fresh
         if match.partial >= 0:
-            copy = Copy(BlockId(match.partial), BlockId(int(fresh[0])), match.partial_tokens)
-            self._planned.append(_PlannedCopy(sequence, copy))
+            self._plan_copy(match.partial, int(fresh[0]), match.partial_tokens)
         full_tokens = adopted * self.config.block_size
         state = SequenceState(
             row=row,
@@ -531,6 +549,7 @@ class BlockStore:
             blocks=adopted + needed,
             published=adopted,
             prompt_blocks=len(prompt) // self.config.block_size,
+            reserved=len(prompt),
         )
         root.sequences += 1
         self.sequences[sequence] = state
@@ -566,25 +585,35 @@ class BlockStore:
             self.ghosts.add(keys, self.clock(), cause)
             self.directory.record((), [BlockKey(k.tobytes()) for k in keys])
 
-    def _replace(self, sequence: SequenceId, index: int, fresh: int) -> None:
+    def _replace(self, state: SequenceState, index: int, fresh: int) -> None:
         """Copy-on-write: give a sequence a block of its own in place of a shared one."""
-        state = self.sequences[sequence]
         row = self.tables[state.row]
         shared = int(row[index])
         row[index] = fresh
-        filled = state.computed - index * self.config.block_size
         self.meta[shared, REF] -= 1
+        filled = state.computed - index * self.config.block_size
         if filled > 0:
-            self.meta[shared, PIN] += 1
-            copy = Copy(BlockId(shared), BlockId(fresh), filled)
-            self._planned.append(_PlannedCopy(sequence, copy))
+            # What is to be copied into the shared block is not there yet: copy from its source.
+            planned = self._planned.get(BlockId(shared))
+            source = shared if planned is None else planned.source
+            self._pin(source)
+            self._plan_copy(source, fresh, filled)
 
-    def _cancel_copies(self, sequence: SequenceId) -> None:
-        """A sequence that leaves before its step needs no copy; its source must not outlive its parent."""
-        mine = [p.copy.source for p in self._planned if p.sequence == sequence]
-        if mine:
-            self._planned = [p for p in self._planned if p.sequence != sequence]
-            ops.dereference(self.meta, self.count, np.array(mine, np.int32), PIN)
+    def _plan_copy(self, source: int, destination: int, tokens: int) -> None:
+        """Plan a copy; the source is pinned by the caller."""
+        self._planned[BlockId(destination)] = Copy(BlockId(source), BlockId(destination), tokens)
+
+    def _cancel_copies(self, blocks: I32) -> None:
+        """Forget copies into blocks that their last holder is about to let go.
+
+        Called while the blocks are held, so that no source is evictable after its parent.
+        """
+        if not self._planned:
+            return
+        last = blocks[self.meta[blocks, REF] == 1].tolist()
+        gone = [c for b in last if (c := self._planned.pop(BlockId(b), None)) is not None]
+        if gone:
+            ops.dereference(self.meta, self.count, np.array([c.source for c in gone], np.int32), PIN)
 
     def _publish(self, state: SequenceState) -> None:
         size = self.config.block_size
@@ -609,7 +638,7 @@ class BlockStore:
                     low,
                     high,
                 )
-                if twin == ops.COLLISION:
+                if twin == ops.COLLISION or (twin >= 0 and not self.may_hit):
                     state.writes = False
                     break
                 if twin >= 0:
@@ -660,7 +689,7 @@ class BlockStore:
         if not state.writes or not fill or state.published != i or not self.config.partial_hits:
             return
         b = int(self.tables[state.row, i])
-        if self.meta[b, STATE] != ops.PRIVATE or self.meta[b, REF] != 1:
+        if self.meta[b, REF] != 1 or BlockId(b) in self._planned:
             return
         parent = int(self.tables[state.row, i - 1]) if i else state.root.reference
         known = self.history[state.row, : state.computed]
