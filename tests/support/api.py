@@ -1,7 +1,6 @@
 """The HTTP service around a fake engine, in process and on a real port."""
 
 import contextlib
-import hashlib
 import tempfile
 import threading
 import time
@@ -16,15 +15,23 @@ import uvicorn
 from fastapi import FastAPI
 
 from stemkv.engine.api.app import create_app
-from stemkv.engine.api.settings import ServiceSettings
 from stemkv.engine.tenants import Tenant, digest_of
 from stemkv.engine.tenants_sqlite import SqliteTenantStore
+from support.api_settings import ADMIN, ADMIN_KEY, MODEL, settings
 from support.byte_tokenizer import byte_tokenizer
 from support.fake_engine import FakeEngine
 
-MODEL = "fake/model"
-ADMIN_KEY = "admin-key"
-ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+__all__ = [
+    "ADMIN",
+    "ADMIN_KEY",
+    "MODEL",
+    "Api",
+    "chat_body",
+    "listening",
+    "served_api",
+    "tenant_store",
+    "text_body",
+]
 
 
 @contextlib.contextmanager
@@ -39,19 +46,6 @@ def tenant_store(keys: Mapping[str, Tenant]) -> Iterator[SqliteTenantStore]:
             yield store
         finally:
             store.close()
-
-
-def settings(**changes: Any) -> ServiceSettings:
-    """Return the settings of a service under test."""
-    values: dict[str, Any] = {
-        "served_model_name": MODEL,
-        "secret": b"s" * 32,
-        "admin_key_sha256": hashlib.sha256(ADMIN_KEY.encode()).hexdigest(),
-        "created": 1_700_000_000,
-        "port": 0,
-        "drain_seconds": 1.0,
-    }
-    return ServiceSettings(**{**values, **changes})
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """A real fast tokenizer with one token a byte, made without any file."""
 
-import functools
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -32,18 +31,3 @@ def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, chat_template=chat_template
     )
-
-
-def byte_of(tokenizer: Any, token: int) -> bytes:
-    """Return the byte that a token stands for; nothing for a special token."""
-    letter = tokenizer.convert_ids_to_tokens(token)
-    return _byte_letters().get(letter, b"")
-
-
-@functools.cache
-def _byte_letters() -> dict[str, bytes]:
-    # GPT-2's table: printable bytes stand for themselves, the others for letters from 256 on.
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): bytes([byte]) for byte in printable}
-    return table | {chr(256 + at): bytes([byte]) for at, byte in enumerate(others)}

@@ -25,7 +25,7 @@ from stemkv.engine.request import (
     TokenLogprob,
     Usage,
 )
-from support.byte_tokenizer import byte_of
+from support.byte_letters import byte_of
 
 STATS = EngineStats(
     capacity_blocks=100,
@@ -192,7 +192,7 @@ class FakeEngine:
         return (TokenLogprob(token, *self._spelled(token), -0.5, top),)
 
     def _spelled(self, token: int) -> tuple[str, bytes]:
-        raw = byte_of(self.tokenizer, token)
+        raw = byte_of(self.tokenizer.convert_ids_to_tokens(token))
         return raw.decode(errors="replace"), raw
 
     def _cached_tokens(self, request: Request) -> int:
