@@ -1,6 +1,5 @@
 """Load a model with transformers, refuse what cannot be served, and size its cache."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -228,22 +227,23 @@ def _eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return min(int(psutil.virtual_memory().available), _cgroup_free_bytes())
+    available = int(psutil.virtual_memory().available)
+    limited = cgroup_free_bytes(Path("/sys/fs/cgroup"))
+    return available if limited is None else min(available, limited)
 
 
-def _cgroup_free_bytes(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return what a container's limit leaves; psutil knows the machine's memory only."""
+def cgroup_free_bytes(root: Path) -> int | None:
+    """Return what a container's memory limit (cgroup v2) leaves, None where there is none.
+
+    psutil knows the machine's memory only.
+    """
     try:
         limit = (root / "memory.max").read_text().strip()
         used = int((root / "memory.current").read_text())
         stat = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
     except OSError:
-        return _machine_bytes()
+        return None
     if limit == "max":
-        return _machine_bytes()
+        return None
     # Clean file pages count as used, but are given back when asked for.
     return max(0, int(limit) - used + int(stat.get("inactive_file", 0)))
-
-
-def _machine_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

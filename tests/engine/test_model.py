@@ -1,7 +1,10 @@
 """Loading: what is read from a model, what is refused, and how its cache is sized."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,13 @@ from support.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, build_model, build_tok
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from stemkv.engine.config import ConfigError
-from stemkv.engine.model import ModelError, load_model, make_layout, pool_blocks
+from stemkv.engine.model import (
+    ModelError,
+    cgroup_free_bytes,
+    load_model,
+    make_layout,
+    pool_blocks,
+)
 from stemkv.kernels.layout import CacheLayout
 
 CPU = torch.device("cpu")
@@ -79,6 +88,24 @@ def test_fingerprint_is_of_content(tmp_path: Path) -> None:
     assert first == same
     assert len({first, *others}) == 3
     assert len(bytes.fromhex(first)) == 16
+
+
+def test_fingerprint_is_equal_in_every_process(tiny_model: Callable[[str], Path]) -> None:
+    """Another process, with another seed for Python's own hashes, finds the same fingerprint."""
+    folder = str(tiny_model("llama"))
+    program = (
+        "import sys; from stemkv.engine.model import load_model; "
+        "print(load_model(sys.argv[1], device='cpu').fingerprint)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, folder],
+        env=os.environ | {"PYTHONHASHSEED": "12345"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout.split() == [load_model(folder, device="cpu").fingerprint]
 
 
 @pytest.mark.parametrize(
@@ -247,3 +274,16 @@ def test_pool_that_cannot_be_had() -> None:
         pool_blocks(LAYOUT, 10**15, CPU)
     with pytest.raises(ConfigError, match=r"hold 1 blocks of 8,192 bytes"):
         pool_blocks(LAYOUT, LAYOUT.block_bytes * 2 - 1, CPU)
+
+
+def test_a_containers_limit_counts(tmp_path: Path) -> None:
+    """Inside a memory limit, free is what the limit leaves, clean file pages included."""
+    assert cgroup_free_bytes(tmp_path) is None
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("7000\n")
+    (tmp_path / "memory.stat").write_text("anon 5000\ninactive_file 1500\n")
+    assert cgroup_free_bytes(tmp_path) is None
+    (tmp_path / "memory.max").write_text("10000\n")
+    assert cgroup_free_bytes(tmp_path) == 4500
+    (tmp_path / "memory.current").write_text("19000\n")
+    assert cgroup_free_bytes(tmp_path) == 0

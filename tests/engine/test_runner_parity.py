@@ -84,3 +84,19 @@ def test_cpu_backend_gives_the_same_tokens(
     run_greedy(rig, sequences, new_tokens=NEW_TOKENS, chunks=(9, 2, 5))
     model = reference(folder)
     assert [seq.output for seq in sequences] == [generate(model, p) for p in prompts()]
+
+
+def test_bfloat16_stays_close_to_float32(tiny_model: Callable[[str], Path]) -> None:
+    """In 16 bits, cache and all, logits stay within what rounding explains."""
+    folder = tiny_model("qwen2")
+    logits = []
+    for dtype in ("float32", "bfloat16"):
+        rig = make_rig(folder, dtype=dtype, backend=select_backend("cpu", torch.device("cpu")))
+        sequences = [rig.sequence(prompt, 0) for prompt in prompts()]
+        parts = [(seq, len(seq.tokens)) for seq in sequences]
+        logits.append(rig.runner.execute(make_plan(parts, 8, sample=[0, 1, 2])))
+    exact, rounded = logits
+    assert rounded.dtype == torch.float32
+    # 8 bits of mantissa, errors of some ten roundings a layer adding up at random.
+    assert (exact - rounded).norm() < 0.05 * exact.norm()
+    assert not torch.equal(exact, rounded)

@@ -46,10 +46,15 @@ class Rig:
 
 
 def make_rig(
-    folder: Path, *, block_size: int = 8, blocks: int = 64, backend: AttentionBackend | None = None
+    folder: Path,
+    *,
+    block_size: int = 8,
+    blocks: int = 64,
+    dtype: str = "float32",
+    backend: AttentionBackend | None = None,
 ) -> Rig:
-    """Load a model in float32 on the CPU, with a cache of `blocks` blocks."""
-    loaded = load_model(str(folder), "float32", "cpu")
+    """Load a model on the CPU, with a cache of `blocks` blocks."""
+    loaded = load_model(str(folder), dtype, "cpu")
     layout = make_layout(loaded, block_size)
     cache = layout.allocate(blocks, loaded.device)
     runner = ModelRunner(loaded, cache, layout, backend or TorchBackend())
