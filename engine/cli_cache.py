@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from stemkv.engine.cli_state import StateDir
@@ -104,16 +105,38 @@ def _prompt(prompt: str | None, messages: Path | None) -> dict[str, Any]:
 def _pairs(title: str, values: Mapping[str, Any]) -> Table:
     table = Table(title=title, show_header=False)
     for name, value in values.items():
-        shown = "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
-        table.add_row(name.replace("_", " "), shown)
+        table.add_row(name.replace("_", " "), _shown(value))
     return table
 
 
 def _rows(items: list[dict[str, Any]]) -> Table:
     table = Table(*[name.replace("_", " ") for name in items[0]] if items else ["nothing"])
     for item in items:
-        table.add_row(*["-" if value is None else str(value) for value in item.values()])
+        table.add_row(*[_shown(value) for value in item.values()])
     return table
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return escape(f"{value:,}" if isinstance(value, int) else str(value))
+
+
+def _tenant(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick what fits a line; --json has the rest. Tokens unless a heading says otherwise."""
+    rate = figures["hit_rate"]
+    return {
+        "tenant": name,
+        "requests": figures["requests"],
+        "looked_up": figures["lookup_tokens"],
+        "reused": figures["hit_full_tokens"] + figures["hit_partial_tokens"],
+        "hit_rate": None if rate is None else f"{rate:.1%}",
+        "generated": figures["generated_tokens"],
+        "cached_blocks": figures["cached_blocks"],
+        "evicted_blocks": figures["evicted_blocks"],
+    }
 
 
 @app.command()
@@ -129,8 +152,7 @@ def stats(url: Url = DEFAULT_URL, state_dir: StateDir = None, raw: Raw = False) 
     console.print(_pairs("pool (blocks)", reply["pool"]))
     console.print(_pairs("queue", reply["queue"]))
     if reply["tenants"]:
-        rows = [{"tenant": name, **figures} for name, figures in reply["tenants"].items()]
-        console.print(_rows(rows))
+        console.print(_rows([_tenant(name, row) for name, row in reply["tenants"].items()]))
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """From settings to a running service: everything that `stemkv serve` puts together."""
 
 import logging
+import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,6 +63,9 @@ def serve(
     check_bind(listen.host, tenants)
     model = config.model or str(fetch_model(SMOLLM2_135M_INSTRUCT, cache_root(), console))
     config = replace(config, model=model, served_model_name=name)
+    # Bars do not belong into a log, and tqdm's lock outlives the engine process.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    logger.info("loading %s", model)
     tokenizer = load_tokenizer(model)
 
     def on_ready(info: EngineInfo, port: int) -> None:

