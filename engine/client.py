@@ -1,6 +1,6 @@
 """`EngineClient`: how the HTTP service speaks to an engine, wherever it runs."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from stemkv.engine.messages import AdminCall, AdminReply
@@ -28,10 +28,10 @@ class EngineClient(Protocol):
         """Start the engine and wait until it is ready."""
         ...
 
-    def generate(self, request: Request) -> AsyncIterator[Event]:
+    def generate(self, request: Request) -> AsyncGenerator[Event, None]:
         """Submit a request and yield its events up to `Finished` or `Failed`.
 
-        Closing the iterator early aborts the request. Raises EngineUnavailable if the engine
+        Closing the generator early aborts the request. Raises EngineUnavailable if the engine
         is not ready; if it dies while the request runs, the last event is a `Failed`.
         """
         ...

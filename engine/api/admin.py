@@ -220,7 +220,7 @@ async def _namespace(service: Service, body: PromptQuery) -> Namespace:
     """Return the namespace that a query names; raises a 404 for a tenant that does not exist."""
     salt, adapter = body.salt or "", body.adapter or ""
     if body.tenant is None or body.tenant == OPEN_TENANT.name:
-        if await asyncio.to_thread(service.tenants.empty):
+        if await service.ask_tenants(service.tenants.empty):
             return service.namespace(OPEN_TENANT, salt=salt, adapter=adapter)
         if body.tenant is None:
             raise invalid("tenant: this service has tenants, so name one.", param="tenant")
@@ -236,7 +236,7 @@ async def _namespace(service: Service, body: PromptQuery) -> Namespace:
 
 
 async def _find(service: Service, name: str) -> Tenant | None:
-    tenants = await asyncio.to_thread(service.tenants.tenants)
+    tenants = await service.ask_tenants(service.tenants.tenants)
     return next((tenant for tenant in tenants if tenant.name == name), None)
 
 

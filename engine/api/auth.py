@@ -7,22 +7,18 @@ together was cached, which says something of other tenants; so it needs the admi
 this open mode, where there are none.
 """
 
-import asyncio
 import hashlib
 import hmac
-import logging
 from enum import Enum, auto
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
-from stemkv.engine.api.errors import ApiError, shown, unavailable
+from stemkv.engine.api.errors import ApiError, shown
 from stemkv.engine.api.service import Service
 from stemkv.engine.api.settings import is_loopback
 from stemkv.engine.config import ConfigError
-from stemkv.engine.tenants import Tenant, TenantStore, TenantStoreError
-
-logger = logging.getLogger(__name__)
+from stemkv.engine.tenants import Tenant, TenantStore
 
 OPEN_TENANT = Tenant(name="default")
 """Who asks when there are no tenants."""
@@ -60,22 +56,11 @@ def check_bind(host: str, tenants: TenantStore) -> None:
 
 
 async def authorize(service: Service, path: str, headers: Headers) -> Tenant | None:
-    """Return the tenant that a request speaks for, None where it needs none; raises `ApiError`.
-
-    The tenant store may read a disk or a network, so it is asked in a thread.
-    """
+    """Return the tenant that a request speaks for, None where it needs none; raises `ApiError`."""
     audience = audience_of(path)
     if audience is Audience.ANYONE:
         return None
-    try:
-        return await asyncio.to_thread(_authorize, service, audience, headers)
-    except TenantStoreError as error:
-        logger.error("the tenants cannot be read: %s", error)
-        raise unavailable(
-            "Keys cannot be checked at the moment.",
-            retry_after=service.settings.restart_seconds,
-            code="tenants_unavailable",
-        ) from None
+    return await service.ask_tenants(lambda: _authorize(service, audience, headers))
 
 
 def _authorize(service: Service, audience: Audience, headers: Headers) -> Tenant | None:

@@ -149,7 +149,7 @@ def from_validation(error: RequestValidationError) -> ApiError:
         message = f"{message} (got {shown(problem.get('input'))})"
     more = len(problems) - 1
     rest = f" {more} more problem{'s' if more > 1 else ''} in this request." if more else ""
-    code = kind if kind in (UNKNOWN_PARAMETER, UNSUPPORTED_VALUE) else f"invalid_{where}"
+    code = kind if kind in (UNKNOWN_PARAMETER, UNSUPPORTED_VALUE) else "invalid_value"
     if kind == "missing":
         code = "missing_required_parameter"
     end = "" if message.endswith("?") else "."

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stemkv.engine.api.auth import authorize
+from stemkv.engine.api.auth import Audience, audience_of, authorize
 from stemkv.engine.api.errors import ApiError, internal
 from stemkv.engine.api.service import Service
 from stemkv.engine.api.streaming import STATUS_CLIENT_LEFT, ClientLeftError
@@ -161,7 +161,10 @@ class _Passage:
         route = getattr(self._scope.get("route"), "path", "none")
         self._service.metrics.http_requests.labels(route, _known(method), str(status)).inc()
         tenant = self._state["tenant"]
-        logger.info(
+        # Probes come every few seconds, and say the same each time.
+        quiet = audience_of(self._scope["path"]) in (Audience.ANYONE, Audience.METRICS)
+        logger.log(
+            logging.DEBUG if quiet and status < 400 else logging.INFO,
             "%s %s %d %.1f ms tenant=%s id=%s",
             _known(method),
             # As it came, percent-encoded, so that it cannot forge a line of the log.

@@ -7,10 +7,9 @@ every request of the call.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import cast
 
 from stemkv.engine.api.errors import ApiError, internal, invalid, overloaded, unavailable
 from stemkv.engine.api.service import Service
@@ -156,7 +155,7 @@ async def _feed(
 ) -> None:
     """Put a request's events into the queue; the last is a `Finished`, `Failed` or exception."""
     try:
-        async with _closing(service.client.generate(request)) as events:
+        async with aclosing(service.client.generate(request)) as events:
             async for event in events:
                 await queue.put((index, event))
                 if isinstance(event, Finished | Failed):
@@ -164,11 +163,6 @@ async def _feed(
         raise EngineUnavailable("the engine's events broke off")
     except Exception as error:  # noqa: BLE001 - it is raised again on the other side of the queue
         await queue.put((index, error))
-
-
-def _closing(events: AsyncIterator[Event]) -> "aclosing[AsyncGenerator[Event, None]]":
-    # The protocol asks that closing the iterator aborts, so that it can be closed is implied.
-    return aclosing(cast("AsyncGenerator[Event, None]", events))
 
 
 class _Meter:

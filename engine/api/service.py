@@ -1,8 +1,11 @@
 """`Service`: what every handler needs, made once and passed along."""
 
+import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from fastapi import Request
 
@@ -12,8 +15,11 @@ from stemkv.engine.api.prompts import PromptEncoder
 from stemkv.engine.api.settings import ServiceSettings
 from stemkv.engine.client import EngineClient, EngineUnavailable
 from stemkv.engine.request import EngineInfo
-from stemkv.engine.tenants import Tenant, TenantStore
+from stemkv.engine.tenants import Tenant, TenantStore, TenantStoreError
 from stemkv.kvstore.namespace import Namespace, domain_of
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -56,6 +62,21 @@ class Service:
         return unavailable(
             "The engine is being started; try again.", retry_after=self.settings.restart_seconds
         )
+
+    async def ask_tenants(self, question: Callable[[], T]) -> T:
+        """Return what a question to the tenant store gives; raises a 503 if it cannot be asked.
+
+        The store may read a disk or a network, so it is asked in a thread.
+        """
+        try:
+            return await asyncio.to_thread(question)
+        except TenantStoreError as error:
+            logger.error("the tenants cannot be read: %s", error)
+            raise unavailable(
+                "The tenants cannot be read at the moment.",
+                retry_after=self.settings.restart_seconds,
+                code="tenants_unavailable",
+            ) from None
 
     def namespace(self, tenant: Tenant, *, salt: str = "", adapter: str = "") -> Namespace:
         """Return the namespace of a tenant's prompts."""

@@ -34,10 +34,14 @@ __all__ = [
 ]
 
 
+# Where writing a file through costs nothing; there is one for each of hundreds of tests.
+MEMORY = Path("/dev/shm")
+
+
 @contextlib.contextmanager
 def tenant_store(keys: Mapping[str, Tenant]) -> Iterator[SqliteTenantStore]:
     """Keep tenants, by their keys, in a real store for a while."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         store = SqliteTenantStore(Path(folder) / "tenants.sqlite3")
         for key, tenant in keys.items():
             store.put_tenant(tenant)

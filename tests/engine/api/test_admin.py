@@ -23,7 +23,7 @@ from stemkv.engine.messages import (
     ListBlocks,
     Location,
 )
-from stemkv.engine.tenants import Tenant
+from stemkv.engine.tenants import Tenant, TenantStoreError
 from stemkv.kvstore.flush import FlushKind
 from stemkv.kvstore.ids import FlushId, WorkerId
 from stemkv.kvstore.namespace import domain_of
@@ -305,6 +305,18 @@ async def test_without_tenants_the_open_one_is_explained(api: Api) -> None:
     assert isinstance(second, DoExplain)
     assert first.namespace == second.namespace
     assert first.namespace.domain == domain_of(SECRET, tenant="default")
+
+
+async def test_tenants_that_cannot_be_read_are_a_503(admin: Api) -> None:
+    """A query about a tenant is told to come back while the tenant store is away."""
+
+    def broken() -> tuple[Tenant, ...]:
+        raise TenantStoreError("the disk is gone")
+
+    admin.tenants.tenants = broken  # type: ignore[method-assign]
+    response = await admin.http.post(EXPLAIN, json={"tenant": "a", "prompt": "x"})
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "tenants_unavailable"
 
 
 async def test_the_audit_says_whether_it_is_clean(admin: Api) -> None:
