@@ -15,6 +15,8 @@ from stemkv.kernels.layout import CacheLayout
 from stemkv.kernels.reference import TorchBackend
 from stemkv.kernels.select import select_backend
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 CPU = torch.device("cpu")
 QUERY = torch.zeros(1, 4, 3, 16)
 

@@ -26,6 +26,8 @@ from stemkv.engine.model import (
 )
 from stemkv.kernels.layout import CacheLayout
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 CPU = torch.device("cpu")
 LAYOUT = CacheLayout(layers=2, kv_heads=2, head_dim=16, block_size=16, dtype=torch.float32)
 

@@ -11,6 +11,8 @@ from support.paged_loop import Paged, Rig, make_plan, make_rig, no_copies
 
 from stemkv.engine.plan import CopyPlan, StepPlan
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 BLOCK_SIZE = 8
 PROMPT = list(range(40, 61))
 

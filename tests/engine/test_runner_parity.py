@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from stemkv.kernels.select import select_backend
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 NEW_TOKENS = 20
 LENGTHS = (41, 5, 23)
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from stemkv.engine.request import SamplingParams
 from stemkv.engine.sampler import RowSampling, Sampled, derive_seed, sample, uniform
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 VOCAB = 40
 # 0.9999 quantiles of chi-square, degrees of freedom to bound.
 CHI_SQUARE_BOUND = {9: 33.7, 39: 81.1}
@@ -123,12 +125,12 @@ def test_top_p_beyond_the_sorted_candidates() -> None:
     """A nearly flat distribution keeps its share of tokens, far more than are sorted first."""
     vocab = 4000
     logits = torch.linspace(0, 0.01, vocab)[None]
-    rows = [row(position=position, top_p=0.5) for position in range(3000)]
-    tokens = [s.token for s in sample(logits.expand(3000, vocab), rows)]
+    rows = [row(position=position, top_p=0.5) for position in range(1000)]
+    tokens = [s.token for s in sample(logits.expand(1000, vocab), rows)]
     kept = np.flatnonzero(exact(logits[0].numpy(), SamplingParams(top_p=0.5)))
     assert min(tokens) >= kept.min() > 1900
     assert max(tokens) <= kept.max()
-    assert len(set(tokens)) > 1000
+    assert len(set(tokens)) > 500
 
 
 def test_equal_tokens_stand_or_fall_together() -> None:
