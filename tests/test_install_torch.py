@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import os
 import subprocess
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -105,3 +107,44 @@ def test_gpu_is_seen_by_device_file_or_tool(
     assert not install_torch.has_gpu(smi(9, ""), tmp_path)
     (tmp_path / "nvidia0").touch()
     assert install_torch.has_gpu(smi(9, ""), tmp_path)
+
+
+def add_wheel(index: Path, name: str, version: str, *requires: str) -> None:
+    """Put an empty wheel into a folder that pip can use as an index."""
+    folder = index / name
+    folder.mkdir(parents=True, exist_ok=True)
+    module = name.replace("-", "_")
+    wheel = f"{module}-{version}-py3-none-any.whl"
+    info = f"{module}-{version}.dist-info"
+    needs = "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
+    with zipfile.ZipFile(folder / wheel, "w") as archive:
+        head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        archive.writestr(f"{info}/METADATA", head + needs)
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+    links = "".join(f'<a href="{w.name}">{w.name}</a>\n' for w in sorted(folder.glob("*.whl")))
+    (folder / "index.html").write_text(f"<!DOCTYPE html><html><body>{links}</body></html>")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_real_pip_prefers_the_cpu_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a CUDA build in one index and a CPU build in the other, pip would install the latter."""
+    configured, cpu = tmp_path / "configured", tmp_path / "cpu"
+    add_wheel(configured, "stemkv-fake-torch", "1.0", "nvidia-stemkv-fake")
+    add_wheel(configured, "nvidia-stemkv-fake", "1.0")
+    add_wheel(cpu, "stemkv-fake-torch", "1.0+cpu")
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_CONSTRAINT", "PIP_NO_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", configured.as_uri())
+    requirement = "stemkv-fake-torch==1.0"
+    chosen = install_torch.choose(requirement, cpu.as_uri(), install_torch._run)
+    assert chosen == [requirement, "--extra-index-url", cpu.as_uri()]
+    dry_run = [*install_torch.PIP, "--dry-run", "--quiet", "--report", "-"]
+    planned = json.loads(install_torch._run([*dry_run, *chosen]).stdout)["install"]
+    versions = [(item["metadata"]["name"], item["metadata"]["version"]) for item in planned]
+    assert versions == [("stemkv-fake-torch", "1.0+cpu")]
+    add_wheel(configured, "stemkv-fake-torch", "1.0+cpu")
+    assert install_torch.choose(requirement, cpu.as_uri(), install_torch._run) == [requirement]
