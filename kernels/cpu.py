@@ -26,7 +26,7 @@ class CpuBackend:
         slots: torch.Tensor,
     ) -> None:
         """See `AttentionBackend.write`. Raises TypeError for a cache dtype without kernel."""
-        slot_numbers = slots.numpy()
+        slot_numbers = slots.contiguous().numpy()
         for new, cache in ((key, k_cache), (value, v_cache)):
             _, kv_heads, head_dim = new.shape
             rows = new.detach().to(cache.dtype)
@@ -92,7 +92,7 @@ def _decode(
     context = Context(
         rows_of(k_cache),
         rows_of(v_cache),
-        batch.block_tables.numpy(),
+        batch.block_tables.contiguous().numpy(),  # kernels are compiled for contiguous tables
         k_cache.shape[2],
         k_cache.shape[1],
     )

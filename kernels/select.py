@@ -11,7 +11,7 @@ from stemkv.kernels.reference import TorchBackend
 BackendName = Literal["auto", "triton", "cpu", "torch"]
 
 
-class BackendUnavailable(RuntimeError):  # noqa: N818 - it is the state that the name tells
+class BackendUnavailable(RuntimeError):
     """The backend cannot run here; the message says which one and why."""
 
 
@@ -19,7 +19,8 @@ def select_backend(name: BackendName, device: torch.device) -> AttentionBackend:
     """Return the backend of that name for tensors on device.
 
     auto: Triton on a CUDA device, the CPU path on a CPU, the torch oracle elsewhere. triton on a
-    CPU needs TRITON_INTERPRET=1 in the environment before the process first imports triton.
+    CPU needs TRITON_INTERPRET=1 in the environment before the process first imports triton (and
+    numpy below 2.4 with Triton 3.6, whose interpreter turns arrays into loop bounds).
     Raises BackendUnavailable if the named backend cannot serve the device or its package is not
     installed, ValueError for an unknown name.
     """

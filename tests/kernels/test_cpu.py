@@ -25,7 +25,6 @@ from stemkv.kernels import cpu_prefill
 from stemkv.kernels.backend import AttentionBatch
 from stemkv.kernels.cpu import CpuBackend
 from stemkv.kernels.cpu_decode import exp, widen
-from stemkv.kernels.jit import serial
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -118,7 +117,7 @@ def test_a_dtype_without_kernel_is_refused() -> None:
         CpuBackend().attend(case.query, case.k_cache, case.v_cache, case.batch, **case.arguments)
 
 
-@serial
+@numba.njit  # without numba's cache on disk, which would not see that `widen` has changed
 def widen_all(source, target) -> None:
     """Call `widen` from compiled code."""
     widen(source, target)
