@@ -36,7 +36,7 @@ def _lists(store: BlockStore, placed: dict[int, str]) -> Iterator[str]:
     for name, which in _LISTS.items():
         length = 0
         head = capacity + which
-        before, b = head, int(store.meta[head, ops.NEXT])
+        before, b = head, int(store.pool.meta[head, ops.NEXT])
         while b != head and length <= capacity:
             if not 0 <= b < capacity:
                 yield f"{name} list: {b} is no block"
@@ -44,14 +44,14 @@ def _lists(store: BlockStore, placed: dict[int, str]) -> Iterator[str]:
             if b in placed:
                 yield f"block {b} is on the {name} list and on {placed[b]}"
             placed[b] = name
-            if store.meta[b, ops.PREV] != before:
+            if store.pool.meta[b, ops.PREV] != before:
                 yield f"{name} list: the links of {before} and {b} disagree"
-            if ops.list_of(store.meta, b) != which:
-                yield f"block {b} in state {store.meta[b, STATE]} is on the {name} list"
-            before, b = b, int(store.meta[b, ops.NEXT])
+            if ops.list_of(store.pool.meta, b) != which:
+                yield f"block {b} in state {store.pool.meta[b, STATE]} is on the {name} list"
+            before, b = b, int(store.pool.meta[b, ops.NEXT])
             length += 1
-        if length != store.count[which]:
-            yield f"{name} list: {length} blocks, counted {store.count[which]} (rule 10)"
+        if length != store.pool.count[which]:
+            yield f"{name} list: {length} blocks, counted {store.pool.count[which]} (rule 10)"
 
 
 def _references(store: BlockStore, placed: dict[int, str]) -> Iterator[str]:
@@ -61,42 +61,42 @@ def _references(store: BlockStore, placed: dict[int, str]) -> Iterator[str]:
         if len(set(table)) != len(table):
             yield f"sequence {sequence}: a block stands twice in its table"
         held.update(table)
-    pinned = Counter(int(c.source) for c in store.open_copies())
+    pinned = Counter(int(c.source) for c in store.copies.open())
     for b in range(store.config.capacity_blocks):
-        if store.meta[b, REF] != held[b]:
-            yield f"block {b}: {store.meta[b, REF]} references counted, {held[b]} held"
-        if store.meta[b, PIN] != pinned[b]:
-            yield f"block {b}: {store.meta[b, PIN]} pins counted, {pinned[b]} held"
+        if store.pool.meta[b, REF] != held[b]:
+            yield f"block {b}: {store.pool.meta[b, REF]} references counted, {held[b]} held"
+        if store.pool.meta[b, PIN] != pinned[b]:
+            yield f"block {b}: {store.pool.meta[b, PIN]} pins counted, {pinned[b]} held"
         if (b in placed) == bool(held[b] or pinned[b]):
             where = placed.get(b, "no list")
             yield f"block {b}: held {held[b]} times, pinned {pinned[b]}, and on {where} (rule 10)"
-    destinations = Counter(int(c.destination) for c in store.open_copies())
+    destinations = Counter(int(c.destination) for c in store.copies.open())
     for b, n in destinations.items():
         if n > 1 or pinned[b]:
             yield f"block {b} is the destination of {n} copies and the source of {pinned[b]}"
 
 
 def _index(store: BlockStore) -> Iterator[str]:
-    rows = store.meta[: store.config.capacity_blocks]
+    rows = store.pool.meta[: store.config.capacity_blocks]
     published = np.flatnonzero(rows[:, STATE] == ops.PUBLISHED)
-    entries = store.table[store.table != NONE]
+    entries = store.pool.table[store.pool.table != NONE]
     if sorted(entries.tolist()) != published.tolist():
         yield "the index and the published blocks are not the same set"
         return
     seen: dict[tuple[int, bytes], int] = {}
     for b in published.tolist():
-        low, high = store.keys[b]
-        if ops.find_key(store.table, store.keys, low, high) != b:
+        low, high = store.pool.keys[b]
+        if ops.find_key(store.pool.table, store.pool.keys, low, high) != b:
             yield f"block {b} is not found under its own key"
-        parent = int(store.meta[b, PARENT])
-        tokens = store.tokens[b].astype("<i4").tobytes()
+        parent = int(store.pool.meta[b, PARENT])
+        tokens = store.pool.tokens[b].astype("<i4").tobytes()
         twin = seen.setdefault((parent, tokens), b)
         if twin != b:
             yield f"blocks {twin} and {b} are twins (rule 7)"
-        if store.meta[b, FILL] != store.config.block_size:
-            yield f"block {b} is published with {store.meta[b, FILL]} tokens"
-        above = store.key_of_parent(parent, store.roots[int(store.meta[b, ops.ROOT])])
-        if store.hash(above + tokens) != BlockKey(store.keys[b].tobytes()):
+        if store.pool.meta[b, FILL] != store.config.block_size:
+            yield f"block {b} is published with {store.pool.meta[b, FILL]} tokens"
+        above = store.matcher.key_of_parent(parent, store.roots[int(store.pool.meta[b, ops.ROOT])])
+        if store.matcher.hash(above + tokens) != BlockKey(store.pool.keys[b].tobytes()):
             yield f"block {b}: its key is not the hash of its content (rule 1)"
 
 
@@ -104,20 +104,23 @@ def _tree(store: BlockStore) -> Iterator[str]:
     listed: Counter[int] = Counter()
     parents = [*range(store.config.capacity_blocks), *(r.reference for r in store.roots)]
     for parent in parents:
-        before, b = NONE, int(ops.first_child(store.meta, store.roots.heads, parent))
-        if b >= 0 and parent >= 0 and store.meta[parent, STATE] != ops.PUBLISHED:
+        before, b = NONE, int(ops.first_child(store.pool.meta, store.pool.heads, parent))
+        if b >= 0 and parent >= 0 and store.pool.meta[parent, STATE] != ops.PUBLISHED:
             yield f"block {parent} has children and is not published (rule 8)"
             continue
         while b >= 0 and listed[b] == 0:
             listed[b] += 1
-            if store.meta[b, PARENT] != parent or store.meta[b, ops.PREV_SIBLING] != before:
+            if (
+                store.pool.meta[b, PARENT] != parent
+                or store.pool.meta[b, ops.PREV_SIBLING] != before
+            ):
                 yield f"block {b}: its links and those of its parent {parent} disagree"
-            before, b = b, int(store.meta[b, ops.NEXT_SIBLING])
+            before, b = b, int(store.pool.meta[b, ops.NEXT_SIBLING])
     for b in range(store.config.capacity_blocks):
-        in_tree = int(store.meta[b, STATE]) in (ops.PUBLISHED, ops.TAIL)
+        in_tree = int(store.pool.meta[b, STATE]) in (ops.PUBLISHED, ops.TAIL)
         if in_tree != (listed[b] == 1):
-            yield f"block {b} in state {store.meta[b, STATE]} is {listed[b]} times in the tree"
-        if store.meta[b, STATE] == ops.TAIL and not 0 < store.meta[b, FILL]:
+            yield f"block {b} in state {store.pool.meta[b, STATE]} is {listed[b]} times in the tree"
+        if store.pool.meta[b, STATE] == ops.TAIL and store.pool.meta[b, FILL] < 1:
             yield f"tail {b} holds nothing"
 
 
@@ -126,15 +129,15 @@ def _order(store: BlockStore) -> Iterator[str]:
     position: dict[int, int] = {}
     for which in (ops.TAIL_LIST, ops.CACHED_LIST):
         head = store.config.capacity_blocks + which
-        b = int(store.meta[head, ops.NEXT])
+        b = int(store.pool.meta[head, ops.NEXT])
         while b != head and b not in position:
             position[b] = len(position)
-            b = int(store.meta[b, ops.NEXT])
+            b = int(store.pool.meta[b, ops.NEXT])
     for b in range(store.config.capacity_blocks):
-        parent = int(store.meta[b, PARENT])
-        if int(store.meta[b, STATE]) not in (ops.PUBLISHED, ops.TAIL) or parent < 0:
+        parent = int(store.pool.meta[b, PARENT])
+        if int(store.pool.meta[b, STATE]) not in (ops.PUBLISHED, ops.TAIL) or parent < 0:
             continue
-        if store.meta[parent, STATE] != ops.PUBLISHED:
+        if store.pool.meta[parent, STATE] != ops.PUBLISHED:
             yield f"block {b}: its parent {parent} is not published (rule 8)"
         if parent in position and position.get(b, len(position)) > position[parent]:
             yield f"block {b} would be evicted after its parent {parent} (rule 8)"
@@ -149,24 +152,26 @@ def _sequences(store: BlockStore) -> Iterator[str]:
         if state.blocks * size < state.computed:
             yield f"sequence {sequence}: computed {state.computed} in {state.blocks} blocks"
         for i, b in enumerate(table.tolist()):
-            published = store.meta[b, STATE] == ops.PUBLISHED
+            published = store.pool.meta[b, STATE] == ops.PUBLISHED
             if published and (i + 1) * size > state.computed:
                 yield f"sequence {sequence}: would write to published block {b} (rule 5)"
             if i >= state.published or not state.writes:
                 continue
             parent = int(table[i - 1]) if i else state.root.reference
             known = store.tokens_of(sequence)[i * size : (i + 1) * size]
-            if not published or store.meta[b, PARENT] != parent:
+            if not published or store.pool.meta[b, PARENT] != parent:
                 yield f"sequence {sequence}: block {b} at {i} is not its published chain"
-            elif (store.tokens[b] != known).any():
+            elif (store.pool.tokens[b] != known).any():
                 yield f"sequence {sequence}: block {b} at {i} holds other tokens (rule 2)"
-    open_rows = {state.row for state in store.sequences.values()}
+    open_rows = {state.number for state in store.sequences.values()}
     if len(open_rows) + store.free_sequences != store.config.max_sequences:
         yield "open and free sequences are not all sequences"
-    for entry, sequence in store.computing().items():
+    for entry, sequence in store.leaders.all().items():
         if sequence not in store.sequences:
             yield f"prefix {entry[0]} is said to be computed by {sequence}, which is closed"
     counts = Counter(state.root.index for state in store.sequences.values())
     for root in store.roots:
         if root.sequences != counts[root.index]:
-            yield f"root {root.index}: {root.sequences} sequences counted, {counts[root.index]} open"
+            yield (
+                f"root {root.index}: {root.sequences} sequences counted, {counts[root.index]} open"
+            )

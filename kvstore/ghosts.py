@@ -13,7 +13,7 @@ FLUSHED = -1
 
 @dataclass(frozen=True, slots=True)
 class Ghost:
-    """One block that left: when (the store's clock, seconds), and for whom (owner number or FLUSHED)."""
+    """One block that left: when (seconds of the store's clock), for whom (owner, or FLUSHED)."""
 
     seconds: float
     cause: int

@@ -8,8 +8,10 @@ verified anyway. sha256 is there for those who want it.
 
 import hashlib
 import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from stemkv.kvstore.ids import BlockKey
@@ -46,3 +48,8 @@ def chain(digest: Digest, parent: BlockKey, tokens: bytes, block_size: int) -> l
         parent = BlockKey(digest(parent + tokens[start : start + width]))
         keys.append(parent)
     return keys
+
+
+def as_bytes(tokens: Sequence[int] | npt.NDArray[np.int32]) -> bytes:
+    """Return tokens as little-endian int32."""
+    return np.asarray(tokens, "<i4").tobytes()

@@ -54,6 +54,13 @@ def link_newest(meta: I32, count: I64, which: int, b: int) -> None:
 
 
 @compiled
+def free_all(meta: I32, count: I64) -> None:
+    """Put every block on the free list."""
+    for b in range(meta.shape[0] - COUNTS):
+        link_newest(meta, count, FREE_LIST, b)
+
+
+@compiled
 def unlink(meta: I32, count: I64, which: int, b: int) -> None:
     """Take block b off its list."""
     before, after = meta[b, PREV], meta[b, NEXT]
@@ -66,8 +73,8 @@ def unlink(meta: I32, count: I64, which: int, b: int) -> None:
 def first_child(meta: I32, heads: I32, parent: int) -> int:
     """Return the most recently used child of a block or root, NONE without."""
     if parent >= 0:
-        return meta[parent, FIRST_CHILD]
-    return heads[-2 - parent]
+        return int(meta[parent, FIRST_CHILD])
+    return int(heads[-2 - parent])
 
 
 @compiled
@@ -120,7 +127,7 @@ def find_key(table: I32, keys: U64, low: np.uint64, high: np.uint64) -> int:
     while table[i] >= 0:
         b = table[i]
         if keys[b, 0] == low and keys[b, 1] == high:
-            return b
+            return int(b)
         i = (i + 1) & mask
     return NONE
 
@@ -169,7 +176,7 @@ def matches(tokens: I32, meta: I32, b: int, parent: int, prompt: I32, offset: in
     """Whether b is the published child of parent that holds the block of prompt at offset."""
     if meta[b, STATE] != PUBLISHED or meta[b, PARENT] != parent:
         return False
-    size = tokens.shape[1]
+    size = int(tokens.shape[1])
     return common_prefix(tokens, b, prompt, offset, size) == size
 
 
@@ -195,7 +202,7 @@ def walk(
 def best_partial(
     tokens: I32, meta: I32, heads: I32, prompt: I32, offset: int, parent: int, owner: int
 ) -> tuple[int, int]:
-    """The child of parent with the longest common prefix with prompt[offset:], and its length.
+    """Return the child of parent with the longest common prefix with prompt[offset:]; its length.
 
     Looks at the 32 most recently used children, published or tails, of this owner alone.
     """
@@ -245,7 +252,7 @@ def reference(meta: I32, heads: I32, count: I64, blocks: I32, column: int) -> No
 
 @compiled
 def dereference(meta: I32, count: I64, blocks: I32, column: int) -> None:
-    """Drop one reference (REF or PIN) of each block, last block first: a tail ages before its head."""
+    """Drop one reference (REF or PIN) of each block, the last first: it ages before its parent."""
     for i in range(blocks.shape[0] - 1, -1, -1):
         b = blocks[i]
         meta[b, column] -= 1
@@ -304,7 +311,7 @@ def find_twin(
     low: np.uint64,
     high: np.uint64,
 ) -> int:
-    """The published block under this key if it truly is the same; COLLISION if it is another."""
+    """Return the published block under this key if it is the same, COLLISION if it is another."""
     b = find_key(table, keys, low, high)
     if b < 0:
         return NONE
@@ -314,21 +321,8 @@ def find_twin(
 
 
 @compiled
-def enter(
-    tokens: I32,
-    meta: I32,
-    heads: I32,
-    b: int,
-    prompt: I32,
-    offset: int,
-    fill: int,
-    parent: int,
-    root: int,
-    owner: int,
-) -> None:
-    """Put a block with its tokens into the tree; the caller sets its state."""
-    for j in range(fill):
-        tokens[b, j] = prompt[offset + j]
+def enter(meta: I32, heads: I32, b: int, fill: int, parent: int, root: int, owner: int) -> None:
+    """Put a block that holds `fill` tokens into the tree; the caller sets tokens and state."""
     meta[b, FILL] = fill
     meta[b, ROOT] = root
     meta[b, OWNER] = owner

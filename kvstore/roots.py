@@ -8,14 +8,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.flush import Flush, FlushKind, scope_name, scope_of
 from stemkv.kvstore.ids import BlockKey
 from stemkv.kvstore.keys import root_key
 from stemkv.kvstore.namespace import Namespace
-from stemkv.kvstore.ops import I32, NONE
+from stemkv.kvstore.pool import Pool
 
 Identity = tuple[bytes, str, bytes, str]
 """A namespace without its tenant: domain, adapter, adapter digest, salt."""
@@ -25,7 +23,7 @@ _SWEEP_AT_LEAST = 256
 
 
 def identity_of(namespace: Namespace) -> Identity:
-    """What decides whether two namespaces are one: tenants of a group share all of it."""
+    """Return what decides whether two namespaces are one: tenants of a group share all of it."""
     return (namespace.domain, namespace.adapter, namespace.adapter_digest, namespace.salt)
 
 
@@ -47,11 +45,11 @@ class Root:
 
 @dataclass(slots=True, eq=False)
 class Roots:
-    """All roots, with the head of each one's list of children in `heads`."""
+    """All roots; the pool knows what hangs on each of them."""
 
     config: StoreConfig
     nonces: dict[str, bytes]
-    heads: I32 = field(default_factory=lambda: np.full(16, NONE, np.int32))
+    pool: Pool
     _by_identity: dict[Identity, Root] = field(default_factory=dict)
     _slots: list[Root | None] = field(default_factory=list)
     _free: list[int] = field(default_factory=list)
@@ -148,14 +146,13 @@ class Roots:
         if self._free:
             return self._free.pop()
         self._slots.append(None)
-        if len(self._slots) > len(self.heads):
-            self.heads = np.concatenate([self.heads, np.full_like(self.heads, NONE)])
+        self.pool.make_room_for_roots(len(self._slots))
         return len(self._slots) - 1
 
     def _sweep(self) -> None:
         """Forget live roots that hold nothing, so that a client's salts cannot pile up."""
         for root in tuple(self._by_identity.values()):
-            if not root.sequences and self.heads[root.index] == NONE:
+            if not root.sequences and self.pool.is_bare(root.index):
                 del self._by_identity[root.identity]
                 self._release(root)
         self._sweep_at = max(_SWEEP_AT_LEAST, 2 * len(self._by_identity))

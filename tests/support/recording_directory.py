@@ -12,7 +12,7 @@ from stemkv.kvstore.ids import BlockKey, FlushId, WorkerId
 class RecordingDirectory:
     """Replays every `record` into `held`; `current` is a plain switch."""
 
-    worker: WorkerId = WorkerId("worker")
+    worker: WorkerId = field(default_factory=lambda: WorkerId("worker"))
     current: bool = True
     held: set[BlockKey] = field(default_factory=set)
     known_nonces: dict[str, bytes] = field(default_factory=dict)

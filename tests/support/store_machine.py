@@ -54,7 +54,7 @@ def wide(data: bytes) -> bytes:
 
 @cache
 def value_of(root: RootName, prefix: Tokens) -> int:
-    """What the last position of a prefix holds in the cache."""
+    """Return what the last position of a prefix holds in the cache."""
     return int.from_bytes(hashlib.sha256(repr((root, prefix)).encode()).digest()[:7], "little")
 
 
@@ -148,7 +148,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(ns=namespaces_, pick=picks_, cut=st.integers(0, 6), suffix=tokens_)
     def look_up(self, ns: Namespace, pick: int, cut: int, suffix: Tokens) -> None:
-        """A lookup and the keys of a prompt: right, and without a trace."""
+        """Look a prompt and its keys up: right, and without a trace."""
         prompt = self.prompt(pick, cut, suffix)
         before = snapshot(self.store)
         found = self.store.lookup(ns, np.array(prompt, np.int32))
@@ -390,12 +390,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def clean(self) -> None:
-        """The audit finds nothing."""
+        """Find nothing in an audit."""
         assert audit(self.store) == ()
 
     @invariant()
     def counted(self) -> None:
-        """The store's counts are the model's."""
+        """Hold the store's counts against the model's."""
         model, pool = self.model, self.store.pool_counts()
         assert pool.free == model.free
         assert pool.tails == len(model.tails)
@@ -416,7 +416,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def told(self) -> None:
-        """The directory has been told exactly what is published."""
+        """Hold what the directory was told against what is published."""
         assert self.directory.held == set(self.model.index)
 
     @invariant()
@@ -425,13 +425,13 @@ class StoreMachine(RuleBasedStateMachine):
         for number, s in self.model.sequences.items():
             assert tuple(self.store.tokens_of(SequenceId(number)).tolist()) == s.tokens
         leads = {n for n, s in self.model.sequences.items() if s.leads is not None}
-        assert set(self.store.computing().values()) == leads
+        assert set(self.store.leaders.all().values()) == leads
 
     @invariant()
     def content(self) -> None:
         """Whoever reads the cache through its table reads its own prefix, and nothing else."""
         size = self.config.block_size
-        pending = {int(c.destination) for c in self.store.open_copies()}
+        pending = {int(c.destination) for c in self.store.copies.open()}
         for number, s in self.model.sequences.items():
             table = self.store.table_of(SequenceId(number)).tolist()
             for position in range(s.computed):

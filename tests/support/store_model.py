@@ -155,7 +155,7 @@ class StoreModel:
     def best_partial(
         self, parent: Block | RootName, rest: Tokens, owner: str
     ) -> tuple[Block | None, int]:
-        """The child of this owner with the longest common prefix with rest."""
+        """Return the child of this owner with the longest common prefix with rest."""
         best, length = None, 0
         for child in self.children(parent)[:32]:
             n = _common(child.tokens, rest)
@@ -348,9 +348,10 @@ class StoreModel:
         """Free the tail that known goes on from; say how much of known is there already."""
         best, same = self.best_partial(parent, known, s.namespace.tenant)
         if best is not None and best.state == "tail" and same == len(best.tokens) < len(known):
-            if best.pins == 0:
-                self.forget(best)
-                return 0
+            if best.pins:
+                return same
+            self.forget(best)
+            return 0
         return same
 
     def lead(self, s: Sequence) -> None:
@@ -455,7 +456,9 @@ def _same(a: "Block | RootName | None", b: "Block | RootName | None") -> bool:
 
 
 def _common(a: Tokens, b: Tokens) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
 
 
 def _idle(block: Block) -> bool:

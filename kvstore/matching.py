@@ -1,0 +1,77 @@
+"""How much of a prompt is in the tree: full blocks one by one, then a part of one more."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stemkv.kvstore.ids import BlockKey
+from stemkv.kvstore.keys import TOKEN_BYTES, Digest, as_bytes
+from stemkv.kvstore.ops import I32, NONE
+from stemkv.kvstore.pool import NO_BLOCKS, Pool, Tokens
+from stemkv.kvstore.roots import Root
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Match:
+    """What of a prompt is there: leading full blocks, then `partial_tokens` of block `partial`."""
+
+    blocks: I32
+    partial: int = NONE
+    partial_tokens: int = 0
+
+
+NO_MATCH = Match(NO_BLOCKS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Matcher:
+    """Looks prompts up. digest: what hashes a block's key."""
+
+    pool: Pool
+    digest: Digest
+
+    def key(self, parent: int, root: Root, data: bytes, index: int) -> BlockKey:
+        """Return the key of the block of this index of `data`, tokens as little-endian int32."""
+        width = self.pool.block_size * TOKEN_BYTES
+        above = self.key_of_parent(parent, root)
+        return self.hash(above + data[index * width : (index + 1) * width])
+
+    def key_of_parent(self, parent: int, root: Root) -> BlockKey:
+        """Return the key that a child of this parent (a block, or the root) is hashed with."""
+        return self.pool.key(parent) if parent >= 0 else root.key
+
+    def hash(self, data: bytes) -> BlockKey:
+        """Hash what a block key is made of."""
+        return BlockKey(self.digest(data))
+
+    def full_blocks(self, root: Root, prompt: Tokens) -> I32:
+        """Return the leading published blocks of a prompt, verified one by one."""
+        size = self.pool.block_size
+        out = np.empty(len(prompt) // size, np.int32)
+        data = b""
+        parent, i = root.reference, 0
+        while True:
+            i = self.pool.walk(prompt, parent, i, out)
+            if i == len(out):
+                return out
+            # The newest child is another one: look the block up by its key.
+            data = data or as_bytes(prompt)
+            parent = end_of(out[:i], root)
+            b = self.pool.find_twin(prompt, i * size, parent, self.key(parent, root, data, i))
+            if b < 0:
+                return out[:i]
+            out[i], parent, i = b, b, i + 1
+
+    def match(self, root: Root, prompt: Tokens, owner: int, *, partial: bool) -> Match:
+        """Return a prompt's longest reusable prefix; partial False: full blocks only."""
+        blocks = self.full_blocks(root, prompt)
+        offset = len(blocks) * self.pool.block_size
+        if not partial or offset == len(prompt):
+            return Match(blocks)
+        block, length = self.pool.best_partial(prompt, offset, end_of(blocks, root), owner)
+        return Match(blocks, block, length)
+
+
+def end_of(blocks: I32, root: Root) -> int:
+    """Name the parent of what follows on a chain of blocks."""
+    return int(blocks[-1]) if len(blocks) else root.reference

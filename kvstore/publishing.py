@@ -1,0 +1,109 @@
+"""From written to cached: full blocks enter the index, a partly filled last one stays as a tail."""
+
+from dataclasses import dataclass
+
+from stemkv.kvstore import ops
+from stemkv.kvstore.copies import Copies
+from stemkv.kvstore.directory.protocol import Directory
+from stemkv.kvstore.ids import BlockKey
+from stemkv.kvstore.keys import as_bytes
+from stemkv.kvstore.leaders import Leaders
+from stemkv.kvstore.matching import Matcher
+from stemkv.kvstore.ops import FILL, NONE, PIN, STATE
+from stemkv.kvstore.pool import Place, Pool, Tokens
+from stemkv.kvstore.sequences import Sequences, SequenceState
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Publisher:
+    """Puts what sequences have written where others find it."""
+
+    pool: Pool
+    matcher: Matcher
+    sequences: Sequences
+    leaders: Leaders
+    copies: Copies
+    directory: Directory
+
+    def publish(self, state: SequenceState) -> None:
+        """Publish a sequence's full blocks; one that has a published twin is swapped for it."""
+        size = self.pool.block_size
+        tokens = self.sequences.tokens(state)
+        data = as_bytes(tokens[: state.computed])
+        stored: list[BlockKey] = []
+        while state.published < state.computed // size:
+            i = state.published
+            parent = self.sequences.parent(state, i)
+            key = self.matcher.key(parent, state.root, data, i)
+            twin = self.pool.find_twin(tokens, i * size, parent, key)
+            # A twin from before this worker was cut off may have been flushed meanwhile.
+            if twin == ops.COLLISION or (twin >= 0 and not self.directory.current):
+                state.writes = False
+                break
+            if twin >= 0:
+                self._swap(state, i, twin)
+            else:
+                block = int(self.sequences.table(state)[i])
+                place = self._place(state, i * size, (i + 1) * size)
+                self._drop_covered_tail(place)
+                self.pool.publish(block, place, key)
+                stored.append(key)
+            state.published += 1
+        if stored:
+            self.directory.record(stored, ())
+
+    def keep_tail(self, state: SequenceState) -> None:
+        """Leave a closing sequence's partly filled last block in the tree, if it says more."""
+        size = self.pool.block_size
+        i, fill = divmod(state.computed, size)
+        if not state.writes or not fill:
+            return
+        assert state.published == i
+        block = int(self.sequences.table(state)[i])
+        # Not if a fork goes on writing to it, nor if what it should hold was never copied.
+        if self.pool.references(block) > 1 or self.copies.awaited(block):
+            return
+        place = self._place(state, i * size, state.computed)
+        if self._drop_covered_tail(place) < fill:
+            self.pool.make_tail(block, place)
+
+    def lead(self, state: SequenceState) -> None:
+        """Let others know which block a sequence computes next, if its prompt has one more."""
+        self.leaders.stop(state.number)
+        i = state.published
+        if not state.writes or i >= state.prompt_blocks:
+            return
+        size = self.pool.block_size
+        block = self.sequences.tokens(state)[i * size : (i + 1) * size]
+        self.leaders.start(state.number, (self.sequences.parent(state, i), as_bytes(block)))
+
+    def silence(self, state: SequenceState) -> None:
+        """Let a sequence publish nothing further."""
+        state.writes = False
+        self.leaders.stop(state.number)
+
+    def _place(self, state: SequenceState, start: int, stop: int) -> Place:
+        parent = self.sequences.parent(state, start // self.pool.block_size)
+        tokens = self.sequences.tokens(state)
+        return Place(tokens, start, stop, parent, state.root.index, state.owner)
+
+    def _swap(self, state: SequenceState, index: int, twin: int) -> None:
+        """Let a sequence hold the published twin of its block instead of the block itself."""
+        entry = self.sequences.table(state)[index : index + 1]
+        own = entry.copy()
+        entry[0] = twin
+        self.pool.reference(entry.copy())
+        self.pool.dereference(own)
+
+    def _drop_covered_tail(self, place: Place) -> int:
+        """Free a tail that the place's tokens go on from; say how many of them are there."""
+        known: Tokens = place.tokens[: place.stop]
+        b, same = self.pool.best_partial(known, place.start, place.parent, place.owner)
+        if b == NONE:
+            return 0
+        row = self.pool.meta[b]
+        goes_on = same < place.stop - place.start
+        if row[STATE] == ops.TAIL and same == row[FILL] and goes_on and not row[PIN]:
+            self.pool.remove_tail(b)
+            return 0
+        return same
