@@ -24,12 +24,24 @@ local function extend_lease(workers, worker, lease_ms)
 end
 """
 
+_APPEND = """
+local function append(number_key, flushes, flush, retention_ms)
+  local number = redis.call('INCR', number_key)
+  redis.call('XADD', flushes, 'MINID', '~', string.format('%d', math.max(0, now - retention_ms)),
+             '*', 'n', number, 'flush', flush)
+  return number
+end
+"""
+
 # KEYS: fingerprint, secret-check, epoch, scopes, flush-number, flushes, workers
 # ARGV: fingerprint, secret check, worker, lease in ms, epoch that the worker knows or "",
-#       name and flush of a new epoch, then scope and flush of what the worker knows
+#       name and flush of a new epoch, how long flushes are kept in ms,
+#       then scope and flush of what the worker knows
+# What is given back goes through the log, for who joined the new epoch before.
 JOIN = (
     _NOW
     + _EXTEND_LEASE
+    + _APPEND
     + """
 for i = 1, 2 do
   local there = redis.call('GET', KEYS[i])
@@ -44,7 +56,11 @@ if not epoch or redis.call('HEXISTS', KEYS[4], 'all') == 0 then
   redis.call('HSET', KEYS[4], 'all', ARGV[7])
 end
 if epoch ~= ARGV[5] then
-  for i = 8, #ARGV, 2 do redis.call('HSETNX', KEYS[4], ARGV[i], ARGV[i + 1]) end
+  for i = 9, #ARGV, 2 do
+    if redis.call('HSETNX', KEYS[4], ARGV[i], ARGV[i + 1]) == 1 then
+      append(KEYS[5], KEYS[6], ARGV[i + 1], tonumber(ARGV[8]))
+    end
+  end
 end
 extend_lease(KEYS[7], ARGV[3], tonumber(ARGV[4]))
 local last = redis.call('XREVRANGE', KEYS[6], '+', '-', 'COUNT', 1)
@@ -100,12 +116,11 @@ return 1
 #       acknowledgements are kept in ms. Returns {epoch, number}, or {} if there is no epoch.
 ANNOUNCE = (
     _NOW
+    + _APPEND
     + """
 local epoch = redis.call('GET', KEYS[1])
 if not epoch then return {} end
-local number = redis.call('INCR', KEYS[3])
-redis.call('XADD', KEYS[4], 'MINID', '~', string.format('%d', math.max(0, now - ARGV[4])), '*',
-           'n', number, 'flush', ARGV[2])
+local number = append(KEYS[3], KEYS[4], ARGV[2], tonumber(ARGV[4]))
 if ARGV[3] ~= '' then redis.call('HSET', KEYS[2], ARGV[3], ARGV[2]) end
 if ARGV[1] ~= '' then
   redis.call('SADD', KEYS[5], ARGV[1])

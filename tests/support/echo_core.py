@@ -30,6 +30,7 @@ STEP_SLEEPS = 9002
 REJECTED = 9003
 SUBMIT_RAISES = 9004
 STEP_EXITS = 9005
+STEP_HANGS = 9006
 
 SLEEP_SECONDS = 1.0
 
@@ -127,6 +128,9 @@ class EchoCore:
             raise ZeroDivisionError("step")
         if token == STEP_EXITS:
             os._exit(7)
+        if token == STEP_HANGS:
+            self._note("hanging")
+            time.sleep(60)
         if token == STEP_SLEEPS:
             self._note("sleeping")
             time.sleep(SLEEP_SECONDS)

@@ -37,7 +37,11 @@ class TcpProxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._target_port))
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._target_port))
+                except OSError:
+                    client.close()  # the target is away just now
+                    continue
                 self._sockets += [client, server]
                 for source, sink in ((client, server), (server, client)):
                     threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()

@@ -273,6 +273,29 @@ def test_start_while_redis_is_away(
     assert set(late.nonces) == {"all", "tenant/" + b"a".ljust(32, b"\0").hex()}
 
 
+def test_nonces_given_back_reach_who_joined_before(
+    join: Joiner, redis_server: RedisServer, proxy: TcpProxy
+) -> None:
+    """A worker that begins a lost deployment anew still learns the nonces that others kept."""
+    one = Follower(join(url=through(proxy)))
+    one.order(flush())
+    redis_server.stop()
+    proxy.cut()
+    redis_server.start()
+    fresh = Follower(join())
+    assert set(fresh.nonces) == {"all"}
+    proxy.mend()
+
+    def settled() -> bool:
+        one.follow()
+        fresh.follow()
+        return one.directory.current and equal_nonces(one.nonces, fresh.nonces)
+
+    wait_until(settled)
+    assert len(fresh.nonces) == 2
+    assert fresh.directory.current
+
+
 def test_a_flush_that_could_not_be_told_is_told_later(
     durable_join: Joiner, durable_redis_server: RedisServer
 ) -> None:
