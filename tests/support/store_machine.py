@@ -7,12 +7,12 @@ wrong content.
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import numpy as np
-from hypothesis import note
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from stemkv.kvstore.audit import audit
 from stemkv.kvstore.config import StoreConfig
@@ -58,11 +58,65 @@ def value_of(root: RootName, prefix: Tokens) -> int:
     return int.from_bytes(hashlib.sha256(repr((root, prefix)).encode()).digest()[:7], "little")
 
 
-tokens_ = st.lists(st.integers(0, 1), max_size=9).map(tuple)
-# The first ones more often: prompts must meet to share.
-namespaces_ = st.sampled_from([*NAMESPACES[:4], NAMESPACES[0], NAMESPACES[2], *NAMESPACES])
+# Prompts must meet to share: few tokens, long beginnings in common, one namespace above all.
+LONG = ((0,) * 20, (0, 1) * 10, (0, 0, 1) * 7)
+tokens_ = st.lists(st.integers(0, 1), max_size=5).map(tuple)
+namespaces_ = st.sampled_from([*[NAMESPACES[0]] * 6, *NAMESPACES, *NAMESPACES[2:4] * 2])
+picks_ = st.sampled_from(range(12))
+cuts_ = st.sampled_from([0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16])
 shares_ = st.lists(st.sampled_from([3, 3, 3, 2, 1, 0]), min_size=6, max_size=6)
-picks_ = st.integers(0, 30)
+seldom_ = st.sampled_from([False] * 7 + [True])
+
+# One rule with weights of our own: hypothesis would spend as much on a flush as on a prompt.
+ACTIONS = {
+    "serve": 8,
+    "fork_and_advance": 4,
+    "advance": 5,
+    "release": 3,
+    "run_step": 5,
+    "look_up": 1,
+    "fail_step": 1,
+    "fork": 1,
+    "flush": 2,
+    "cut_off": 1,
+}
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What an action may make use of."""
+
+    ns: Namespace
+    pick: int
+    cut: int
+    suffix: Tokens
+    other: Tokens
+    more: int
+    shares: list[int]
+    no_read: bool
+    no_write: bool
+    crowd: bool
+    runs: bool
+    stays_cut_off: bool
+    kind: FlushKind
+
+
+draws_ = st.builds(
+    Draw,
+    ns=namespaces_,
+    pick=picks_,
+    cut=cuts_,
+    suffix=tokens_,
+    other=tokens_,
+    more=st.integers(0, 12),
+    shares=shares_,
+    no_read=seldom_,
+    no_write=seldom_,
+    crowd=seldom_,
+    runs=st.booleans(),
+    stays_cut_off=seldom_,
+    kind=st.sampled_from([*[FlushKind.PREFIX] * 5, *FlushKind]),
+)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -72,13 +126,13 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.flushes = 0
-        self.prompts: list[Tokens] = [()]
+        self.prompts: list[Tokens] = [*LONG]
 
     @initialize(
-        capacity=st.one_of(st.integers(1, 24), st.integers(8, 24)),
+        capacity=st.sampled_from([12, 24, 18, 16, 14, 10, 8, 7, 6, 5, 4, 3, 2, 1]),
         block_size=st.sampled_from([4, 3, 2, 1, 5, 6, 7, 8]),
-        max_sequences=st.sampled_from([4, 1, 2, 3, 5, 6]),
-        bits=st.sampled_from([None, None, None, 0, 1, 2, 4]),
+        max_sequences=st.sampled_from([4, 3, 5, 6, 2, 1]),
+        bits=st.sampled_from([None, None, None, None, None, None, 0, 1, 2, 4]),
         prefix_cache=st.sampled_from([True] * 9 + [False]),
         partial_hits=st.sampled_from([True] * 4 + [False]),
     )
@@ -122,17 +176,18 @@ class StoreMachine(RuleBasedStateMachine):
             above = self.store.roots.key_of(namespace)
         return self.digest(above + np.array(tokens, "<i4").tobytes())
 
-    def prompt(self, pick: int, cut: int, suffix: Tokens) -> Tokens:
+    def prompt(self, draw: Draw) -> Tokens:
         """Make a prompt that begins like an earlier one."""
-        old = self.prompts[pick % len(self.prompts)]
-        prompt = (old[: len(old) - cut] + suffix)[:MAX_TOKENS]
+        old = self.prompts[-1 - draw.pick % len(self.prompts)]
+        prompt = (old[: max(0, len(old) - draw.cut)] + draw.suffix)[:MAX_TOKENS]
         if prompt not in self.prompts:
             self.prompts.append(prompt)
         return prompt
 
-    def pick(self, pick: int) -> SequenceId:
+    def pick(self, draw: Draw) -> SequenceId:
         """Choose an open sequence."""
-        return SequenceId(sorted(self.model.sequences)[pick % len(self.model.sequences)])
+        numbers = sorted(self.model.sequences)
+        return SequenceId(numbers[draw.pick % len(numbers)])
 
     def agree(self, sequence: SequenceId) -> None:
         """Hold the block tables of store and model against each other."""
@@ -144,12 +199,26 @@ class StoreMachine(RuleBasedStateMachine):
         live = {self.number[b] for b in self.model.live}
         assert len(live) == len(self.model.live), "two blocks share a number"
 
+    @rule(
+        action=st.sampled_from([name for name, weight in ACTIONS.items() for _ in range(weight)]),
+        draw=draws_,
+    )
+    def act(self, action: str, draw: Draw) -> None:
+        """Do one thing."""
+        if (
+            action in ("fork", "fork_and_advance", "advance", "release")
+            and not self.model.sequences
+        ):
+            action = "serve"
+        if action != "cut_off" and not draw.stays_cut_off:
+            self.directory.current = self.model.current = True
+        getattr(self, f"do_{action}")(draw)
+
     # --- looking ---
 
-    @rule(ns=namespaces_, pick=picks_, cut=st.integers(0, 6), suffix=tokens_)
-    def look_up(self, ns: Namespace, pick: int, cut: int, suffix: Tokens) -> None:
+    def do_look_up(self, draw: Draw) -> None:
         """Look a prompt and its keys up: right, and without a trace."""
-        prompt = self.prompt(pick, cut, suffix)
+        ns, prompt = draw.ns, self.prompt(draw)
         before = snapshot(self.store)
         found = self.store.lookup(ns, np.array(prompt, np.int32))
         keys = self.store.keys_of(ns, np.array(prompt, np.int32))
@@ -167,19 +236,21 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- sequences ---
 
-    @rule(
-        ns=namespaces_,
-        pick=picks_,
-        cut=st.integers(0, 6),
-        suffix=tokens_,
-        read=st.sampled_from([True] * 6 + [False]),
-        write=st.sampled_from([True] * 6 + [False]),
-    )
-    def admit(
-        self, ns: Namespace, pick: int, cut: int, suffix: Tokens, read: bool, write: bool
-    ) -> None:
+    def do_serve(self, draw: Draw) -> None:
+        """Admit a prompt, mostly after making room for it, and mostly run it."""
+        prompt = self.prompt(draw)
+        if not draw.crowd:
+            prompt = prompt[: self.config.capacity_blocks * self.config.block_size]
+            needed = -(-len(prompt) // self.config.block_size)
+            full = self.config.max_sequences
+            while self.model.available < needed or len(self.model.sequences) == full:
+                self.do_release(draw)
+        self.admit(draw.ns, prompt, read=not draw.no_read, write=not draw.no_write)
+        if draw.runs:
+            self.run_step([3] * 6, fails=False)
+
+    def admit(self, ns: Namespace, prompt: Tokens, *, read: bool, write: bool) -> None:
         """Admit a prompt: what is cached is adopted; or nothing changes."""
-        prompt = self.prompt(pick, cut, suffix)
         if not prompt:
             return
         before = snapshot(self.store)
@@ -196,30 +267,18 @@ class StoreMachine(RuleBasedStateMachine):
             assert snapshot(self.store) == before
             assert describe(got) == expected
 
-    @rule(ns=namespaces_, pick=picks_, cut=st.integers(0, 6), suffix=tokens_, shares=shares_)
-    def admit_and_run(
-        self, ns: Namespace, pick: int, cut: int, suffix: Tokens, shares: list[int]
-    ) -> None:
-        """Admit a prompt, and run all that is reserved."""
-        self.admit(ns, pick, cut, suffix, read=True, write=True)
-        self.run_step(shares, fails=1)
-
-    @precondition(lambda self: self.model.sequences)
-    @rule(pick=picks_, suffix=tokens_, other=tokens_)
-    def fork_and_advance(self, pick: int, suffix: Tokens, other: Tokens) -> None:
+    def do_fork_and_advance(self, draw: Draw) -> None:
         """Fork a sequence and let both go on, each in its own way."""
-        parent = self.pick(pick)
+        parent = self.pick(draw)
         child = self.fork(parent)
-        for sequence, tokens in ((parent, suffix), (child, other)):
+        for sequence, tokens in ((parent, draw.suffix), (child, draw.other)):
             if sequence is not None:
                 self.extend(sequence, tokens)
                 self.reserve(sequence, MAX_TOKENS)
 
-    @precondition(lambda self: self.model.sequences)
-    @rule(pick=picks_)
-    def fork_one(self, pick: int) -> None:
+    def do_fork(self, draw: Draw) -> None:
         """Fork a sequence."""
-        self.fork(self.pick(pick))
+        self.fork(self.pick(draw))
 
     def fork(self, parent: SequenceId) -> SequenceId | None:
         """Fork this sequence; or nothing changes."""
@@ -234,14 +293,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.agree(child)
         return child
 
-    @precondition(lambda self: self.model.sequences)
-    @rule(pick=picks_, suffix=tokens_, more=st.integers(0, 12))
-    def advance(self, pick: int, suffix: Tokens, more: int) -> None:
+    def do_advance(self, draw: Draw) -> None:
         """Append tokens to a sequence, and make some of its positions writable."""
-        sequence = self.pick(pick)
-        self.extend(sequence, suffix)
-        if more:
-            self.reserve(sequence, more)
+        sequence = self.pick(draw)
+        self.extend(sequence, draw.suffix)
+        if draw.more:
+            self.reserve(sequence, draw.more)
 
     def extend(self, sequence: SequenceId, suffix: Tokens) -> None:
         """Append tokens to this sequence."""
@@ -274,16 +331,21 @@ class StoreMachine(RuleBasedStateMachine):
             assert expected is None
             self.agree(sequence)
 
-    @precondition(lambda self: self.model.sequences)
-    @rule(pick=picks_)
-    def release(self, pick: int) -> None:
+    def do_release(self, draw: Draw) -> None:
         """Close a sequence."""
-        sequence = self.pick(pick)
+        sequence = self.pick(draw)
         self.store.release(sequence)
         self.model.release(sequence)
 
-    @rule(shares=shares_, fails=st.sampled_from([1, 1, 1, 1, 1, 1, 1, 0]))
-    def run_step(self, shares: list[int], fails: int) -> None:
+    def do_run_step(self, draw: Draw) -> None:
+        """Run a step."""
+        self.run_step(draw.shares, fails=False)
+
+    def do_fail_step(self, draw: Draw) -> None:
+        """Run a step that fails."""
+        self.run_step(draw.shares, fails=True)
+
+    def run_step(self, shares: list[int], fails: bool) -> None:
         """Run what is reserved, whole or in part: copies, writes, commits; or fail on the way."""
         copies = self.store.take_copies()
         executed = list(self.model.copies.values())
@@ -298,9 +360,9 @@ class StoreMachine(RuleBasedStateMachine):
             if stop > s.computed:
                 plan[SequenceId(number)] = stop
         if fails:
-            self._run_to_the_end(copies, executed, plan)
-        else:
             self._fail(copies, executed, plan)
+        else:
+            self._run_to_the_end(copies, executed, plan)
 
     def _run_to_the_end(self, copies, executed, plan: dict[SequenceId, int]) -> None:
         destinations = {c.destination for c in copies}
@@ -350,23 +412,15 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- the world outside ---
 
-    @rule(
-        kind=st.sampled_from([*[FlushKind.PREFIX] * 5, *FlushKind, None, None]),
-        ns=namespaces_,
-        pick=picks_,
-        cut=st.integers(0, 8),
-    )
-    def disturb(self, kind: FlushKind | None, ns: Namespace, pick: int, cut: int) -> None:
-        """Flush something, or lose touch with the directory, or find it again."""
-        if kind is None:
-            self.directory.current = self.model.current = not self.model.current
-        else:
-            self.flush(kind, ns, pick, cut)
+    def do_cut_off(self, draw: Draw) -> None:
+        """Lose touch with the directory."""
+        self.directory.current = self.model.current = False
 
-    def flush(self, kind: FlushKind, ns: Namespace, pick: int, cut: int) -> None:
-        """Flush this."""
+    def do_flush(self, draw: Draw) -> None:
+        """Flush something."""
+        kind, ns = draw.kind, draw.ns
         self.flushes += 1
-        prefix = self.prompt(pick, cut, ()) if kind is FlushKind.PREFIX else ()
+        prefix = self.prompt(replace(draw, suffix=())) if kind is FlushKind.PREFIX else ()
         flush = Flush(
             flush_id=FlushId(f"f{self.flushes}"),
             kind=kind,
@@ -377,7 +431,6 @@ class StoreMachine(RuleBasedStateMachine):
             salt=ns.salt,
             prefix=np.array(prefix, "<i4").tobytes(),
         )
-        note(f"prefix {prefix}")
         report = self.store.flush(flush)
         gone = self.model.flush(flush)
         assert report.blocks == len(gone)
