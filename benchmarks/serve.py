@@ -44,7 +44,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--short-tokens", type=int, default=64, help="length of system prompts for throughput")
     add("--output-tokens", type=int, default=64, help="a stream, for throughput")
     add("--streams", type=int, nargs="+", default=[1, 16], help="at the same time")
-    add("--repeats", type=int, default=5, help="of each time to first token")
+    add("--repeats", type=int, default=3, help="of each time to first token")
     add("--serve-flag", action="append", default=[], metavar="FLAG", help="for stemkv serve")
     add("--json", type=Path, metavar="FILE", help="write the figures there too")
     add("--check", action="store_true", help="exit 1 if a target is fallen short of")
