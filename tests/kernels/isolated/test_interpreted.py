@@ -49,6 +49,7 @@ def test_options_over_a_split_context(options: Options) -> None:
 def test_merge_of_many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A context of more chunks than the merge loads at a time agrees with the oracle."""
     monkeypatch.setattr(triton_decode, "CHUNK", 64)
+    monkeypatch.setattr(triton_decode, "MERGE_CHUNKS", 2)
     shape = Shape((1, 1), (64 * 11 + 3, 64), 2, 1, 64, 16)
     for options in (Options(), Options(sliding_window=333), Options(sinks=True)):
         check_attend(TritonBackend(), make_case(shape, torch.float32, options))
