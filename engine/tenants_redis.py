@@ -28,6 +28,7 @@ from stemkv.engine.tenants import (
     new_key,
     new_key_id,
 )
+from stemkv.engine.tenants_memory import LastKnown
 
 _TIMEOUT_SECONDS = 2.0
 
@@ -76,10 +77,14 @@ return redis.call('HDEL', KEYS[3], ARGV[1])
 class RedisTenantStore:
     """`TenantStore` in Redis; see there for the methods.
 
-    Connects at the first call. Raises ConfigError when the address is not one.
+    Connects at the first call. grace_seconds: how long `authenticate` and `empty` go on with
+    what Redis last said when it is away, so that serving goes on. Raises ConfigError when the
+    address is not one.
     """
 
-    def __init__(self, url: str, *, deployment: str = "default") -> None:
+    def __init__(
+        self, url: str, *, deployment: str = "default", grace_seconds: float = 3600.0
+    ) -> None:
         try:
             self._redis = redis.Redis.from_url(
                 url,
@@ -90,19 +95,28 @@ class RedisTenantStore:
             )
         except ValueError as error:
             raise ConfigError(f"redis_url: {error}") from error
+        self._known = LastKnown(grace_seconds)
         prefix = f"stemkv:{deployment}:"
         self._tenants_key = prefix + "tenants"
         self._key_names = [prefix + "tenants", prefix + "keys", prefix + "key-ids"]
 
     def authenticate(self, key: str) -> Tenant | None:
-        """Return whose key this is, None if nobody's."""
-        # The look-up is by a hash that the client cannot steer, and compares inside Redis: its
-        # time says nothing of how much of a key was right.
-        found = self._script(_AUTHENTICATE, digest_of(key))
-        if found is None:
-            return None
-        name, tenant = found
-        return _tenant(name, tenant)
+        """Return whose key this is, None if nobody's; while Redis is away, as it last said."""
+        digest = digest_of(key)
+        try:
+            self._check_worth_asking()
+            # The look-up is by a hash that the client cannot steer, and compares inside Redis:
+            # its time says nothing of how much of a key was right.
+            found = self._script(_AUTHENTICATE, digest)
+        except TenantStoreError:
+            self._known.failed()
+            tenant = self._known.tenant(digest)
+            if tenant is None:
+                raise
+            return tenant
+        tenant = None if found is None else _tenant(found[0], found[1])
+        self._known.note_tenant(digest, tenant)
+        return tenant
 
     def tenants(self) -> tuple[Tenant, ...]:
         """Return all tenants by name."""
@@ -111,9 +125,19 @@ class RedisTenantStore:
         return tuple(_tenant(name, rows[name]) for name in sorted(rows))
 
     def empty(self) -> bool:
-        """Whether there is no tenant at all."""
-        with _mapped():
-            return not self._redis.exists(self._tenants_key)
+        """Whether there is no tenant at all; while Redis is away, as it last said."""
+        try:
+            self._check_worth_asking()
+            with _mapped():
+                empty = not self._redis.exists(self._tenants_key)
+        except TenantStoreError:
+            self._known.failed()
+            known = self._known.empty()
+            if known is None:
+                raise
+            return known
+        self._known.note_empty(empty)
+        return empty
 
     def put_tenant(self, tenant: Tenant) -> None:
         """Add a tenant, or change one of the same name; its keys stay."""
@@ -161,6 +185,10 @@ class RedisTenantStore:
     def close(self) -> None:
         """Close the connections."""
         self._redis.close()
+
+    def _check_worth_asking(self) -> None:
+        if not self._known.should_ask:
+            raise TenantStoreError("redis: it did not answer a moment ago")
 
     def _script(self, script: str, *arguments: str | bytes) -> Any:
         with _mapped():

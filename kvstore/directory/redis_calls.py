@@ -86,7 +86,9 @@ class RedisCalls:
                 keys=[*map(self._key, names), self._key("workers")],
                 args=[
                     *(me.fingerprint, check, me.worker, me.lease_ms, epoch or b""),
-                    *(*_new_epoch(), RETENTION_MS, *known),
+                    *_new_epoch(),
+                    RETENTION_MS,
+                    *known,
                 ],
             )
         if reply[0] != b"ok":

@@ -4,11 +4,13 @@ import hashlib
 import multiprocessing
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support.redis_server import RedisServer
+from support.waiting import wait_until
 
 from stemkv.engine.config import ConfigError
 from stemkv.engine.tenants import (
@@ -18,6 +20,7 @@ from stemkv.engine.tenants import (
     TenantStoreError,
     UnknownTenantError,
 )
+from stemkv.engine.tenants_memory import LastKnown
 from stemkv.engine.tenants_redis import RedisTenantStore
 from stemkv.engine.tenants_seed import seed_from_toml
 from stemkv.engine.tenants_sqlite import SqliteTenantStore
@@ -220,17 +223,70 @@ def test_broken_stores_say_so(tmp_path: Path) -> None:
         RedisTenantStore("http://127.0.0.1")
 
 
-def test_stores_heal_when_redis_returns(durable_redis_server: RedisServer) -> None:
-    """A handle that lost Redis works again once Redis is back, without being opened anew."""
+def test_serving_goes_on_while_redis_is_away(durable_redis_server: RedisServer) -> None:
+    """Keys seen before still open their tenants while Redis is away; others are not decided."""
     store = RedisTenantStore(durable_redis_server.url)
     store.put_tenant(Tenant("a"))
-    key = store.add_key("a")
+    used, unused = store.add_key("a"), store.add_key("a")
+    assert store.authenticate(used) == Tenant("a")
+    assert store.authenticate("sk-stem-wrong") is None
+    assert not store.empty()
     durable_redis_server.kill()
-    with pytest.raises(TenantStoreError):
-        store.authenticate(key)
+    for _ in range(2):
+        assert store.authenticate(used) == Tenant("a")
+        assert not store.empty()
+        for key in (unused, "sk-stem-wrong"):
+            with pytest.raises(TenantStoreError):
+                store.authenticate(key)
     durable_redis_server.start()
-    assert store.authenticate(key) == Tenant("a")
+    wait_until(lambda: store._known.should_ask)
+    assert store.authenticate(unused) == Tenant("a")
+    assert store.revoke_key(store.keys("a")[0].key_id)
+    assert [store.authenticate(used), store.authenticate(unused)].count(None) == 1
     store.close()
+
+
+def test_a_frozen_redis_does_not_hold_up_every_request(redis_server: RedisServer) -> None:
+    """After one timeout the store answers from memory at once, and asks again a second later."""
+    store = RedisTenantStore(redis_server.url)
+    store.put_tenant(Tenant("a"))
+    key = store.add_key("a")
+    assert store.authenticate(key) == Tenant("a")
+    redis_server.pause()
+    store.authenticate(key)
+    began = time.monotonic()
+    for _ in range(50):
+        assert store.authenticate(key) == Tenant("a")
+    assert time.monotonic() - began < 0.9
+    redis_server.resume()
+    store.close()
+
+
+def test_what_was_known_does_not_hold_for_ever() -> None:
+    """Remembered answers end with the grace time, and a key that Redis denies is forgotten."""
+    now = [0.0]
+    known = LastKnown(10.0, clock=lambda: now[0])
+    assert known.empty() is None
+    known.note_tenant(b"k", Tenant("a"))
+    known.note_empty(empty=False)
+    now[0] = 9.9
+    assert known.tenant(b"k") == Tenant("a")
+    assert known.empty() is False
+    now[0] = 10.0
+    assert known.tenant(b"k") is None
+    assert known.empty() is None
+    known.note_tenant(b"k", Tenant("a"))
+    known.note_tenant(b"k", None)
+    assert known.tenant(b"k") is None
+
+
+def test_wrong_keys_do_not_push_out_right_ones() -> None:
+    """A flood of keys that nobody has leaves the remembered ones alone."""
+    known = LastKnown(10.0)
+    known.note_tenant(b"k", Tenant("a"))
+    for n in range(20_000):
+        known.note_tenant(n.to_bytes(4, "big"), None)
+    assert known.tenant(b"k") == Tenant("a")
 
 
 SEED = """
