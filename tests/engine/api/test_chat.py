@@ -1,3 +1,5 @@
+import asyncio
+
 import numpy as np
 import pytest
 from openai.types.chat import ChatCompletion
@@ -214,3 +216,13 @@ async def test_a_model_without_template_says_so() -> None:
         await encoder.chat([Message(role="user", content="Hi")])
     assert refused.value.status == 400
     encoder.close()
+
+
+async def test_prompts_are_encoded_by_several_threads_at_once() -> None:
+    """Encoding many prompts at once gives each the tokens that it has alone."""
+    tokenizer = byte_tokenizer()
+    encoder = PromptEncoder(tokenizer, threads=4)
+    texts = [f"{number} " * (number * 7 % 200 + 1) for number in range(200)]
+    together = await asyncio.gather(*[encoder.text(text, param="prompt") for text in texts])
+    encoder.close()
+    assert [tokens.tolist() for tokens in together] == [tokenizer.encode(text) for text in texts]

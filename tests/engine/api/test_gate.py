@@ -1,10 +1,12 @@
 import asyncio
 import logging
+from typing import Any
 
 import httpx
 import pytest
 from support.api import Api, chat_body, listening, served_api
 
+from stemkv.engine.client import EngineUnavailable
 from stemkv.engine.tenants import Tenant
 
 CHAT = "/v1/chat/completions"
@@ -129,8 +131,6 @@ async def test_an_engine_that_is_away_is_a_503(api: Api, stream: bool) -> None:
 
 async def test_an_engine_that_goes_at_the_last_moment_is_a_503(api: Api) -> None:
     """An engine that went between the check and the submission is answered the same way."""
-    from stemkv.engine.client import EngineUnavailable
-
     api.engine.fail = EngineUnavailable("gone")
     response = await api.http.post(CHAT, json=chat_body())
     assert response.status_code == 503
@@ -160,3 +160,29 @@ async def test_refusals_reach_a_real_client(api: Api) -> None:
                 assert foreign.status_code == 403
                 good = await http.post(CHAT, json=chat_body())
                 assert good.status_code == 200
+
+
+async def test_probes_are_logged_quietly(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    """A health check that went well is no line of the usual log, one that did not is."""
+    caplog.set_level(logging.INFO, logger="stemkv")
+    for path in ("/health", "/ready", "/metrics"):
+        assert (await api.http.get(path)).status_code == 200
+    assert not caplog.records
+    api.engine.ready = False
+    assert (await api.http.get("/ready")).status_code == 503
+    assert [record.getMessage()[:15] for record in caplog.records] == ["GET /ready 503 "]
+
+
+async def test_websockets_are_closed(api: Api) -> None:
+    """Another protocol than HTTP passes no check, so it is closed at once."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "websocket", "path": "/v1/models", "headers": [], "query_string": b""}
+    await api.app(scope, receive, send)
+    assert sent == [{"type": "websocket.close", "code": 1003}]
