@@ -176,7 +176,7 @@ class Pool:
         self.meta[block, STATE] = ops.TAIL
 
     def remove_tail(self, block: int) -> None:
-        """Free a tail that nothing holds."""
+        """Take a tail out of the tree; it is free as soon as no copy reads it any more."""
         ops.withdraw(self.meta, self.heads, self.table, self.keys, block)
         ops.drop(self.meta, self.table, self.keys, self.count, block)
 

@@ -9,7 +9,7 @@ from stemkv.kvstore.ids import BlockKey
 from stemkv.kvstore.keys import as_bytes
 from stemkv.kvstore.leaders import Leaders
 from stemkv.kvstore.matching import Matcher
-from stemkv.kvstore.ops import FILL, NONE, PIN, STATE
+from stemkv.kvstore.ops import FILL, NONE, STATE
 from stemkv.kvstore.pool import Place, Pool, Tokens
 from stemkv.kvstore.sequences import Sequences, SequenceState
 
@@ -103,7 +103,7 @@ class Publisher:
             return 0
         row = self.pool.meta[b]
         goes_on = same < place.stop - place.start
-        if row[STATE] == ops.TAIL and same == row[FILL] and goes_on and not row[PIN]:
+        if row[STATE] == ops.TAIL and same == row[FILL] and goes_on:
             self.pool.remove_tail(b)
             return 0
         return same

@@ -348,8 +348,6 @@ class StoreModel:
         """Free the tail that known goes on from; say how much of known is there already."""
         best, same = self.best_partial(parent, known, s.namespace.tenant)
         if best is not None and best.state == "tail" and same == len(best.tokens) < len(known):
-            if best.pins:
-                return same
             self.forget(best)
             return 0
         return same
