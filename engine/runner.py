@@ -84,4 +84,5 @@ class ModelRunner:
         )
 
     def _to_device(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.as_tensor(array, device=self._device)
+        # Kernels address what they are given as one contiguous run.
+        return torch.as_tensor(np.ascontiguousarray(array), device=self._device)

@@ -212,5 +212,6 @@ def _padded(
 
 
 def _copy_plan(copies: Iterable[Copy]) -> CopyPlan:
-    source, destination, tokens = np.array([*copies], np.int64).reshape(-1, 3).T
+    columns = np.array([*copies], np.int64).reshape(-1, 3).T
+    source, destination, tokens = np.ascontiguousarray(columns)
     return CopyPlan(source, destination, tokens)

@@ -47,9 +47,9 @@ def copy(
         return
     copy_kernel[(copies, layers * two * kv_heads)](
         cache,
-        source,
-        destination,
-        tokens,
+        source.contiguous(),
+        destination.contiguous(),
+        tokens.contiguous(),
         cache.stride(0),
         block_size * head_dim,
         head_dim,

@@ -73,7 +73,7 @@ def write(
         value,
         k_cache,
         v_cache,
-        slots,
+        slots.contiguous(),
         *key.stride()[:2],
         *value.stride()[:2],
         *k_cache.stride()[:3],

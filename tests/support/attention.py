@@ -195,7 +195,8 @@ def check_write(
     placed = cache.to(device)
     moved = new.to(device).transpose(0, 1).split([key_dim, value_dim], dim=-1)
     k_cache, v_cache = placed[:, LAYER, 0], placed[:, LAYER, 1]
-    backend.write(moved[0], moved[1], k_cache, v_cache, torch.tensor(slots, device=device))
+    spread = torch.tensor([[slot, 3] for slot in slots], device=device)[:, 0]
+    backend.write(moved[0], moved[1], k_cache, v_cache, spread)
     assert torch.equal(placed.cpu(), expected)
     nothing = torch.tensor([], dtype=torch.int64, device=device)
     backend.write(moved[0][:0], moved[1][:0], k_cache, v_cache, nothing)
@@ -215,7 +216,9 @@ def check_copy(
             moved = cache[source[i], :, :, :, position]
             expected[destination[i], :, :, :, position] = moved
     placed = cache.to(device)
-    indices = [torch.tensor(x, device=device) for x in (source, destination, tokens)]
+    # Columns of a table of pairs: the numbers of one kind do not lie side by side.
+    table = torch.tensor([*zip(source, destination, tokens, strict=True)], device=device)
+    indices = table.unbind(1)
     backend.copy(placed, *indices)
     assert torch.equal(placed.cpu(), expected)
     backend.copy(placed, *(index[:0] for index in indices))

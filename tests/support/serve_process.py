@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,14 +21,20 @@ _ADDRESS = re.compile(r"^stemkv serves .* on (http://\S+) ", re.MULTILINE)
 class ServeProcess:
     """One running command. folder: its state and its log; url: its address once it is ready."""
 
-    def __init__(self, model: Path | str, folder: Path, flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        model: Path | str,
+        folder: Path,
+        flags: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.state = folder / "state"
         self.url = ""
         self._log = folder / "serve.log"
         command = [sys.executable, "-m", "stemkv", "serve", "--model", str(model)]
         command += ["--port", "0", "--state-dir", str(self.state), *flags]
-        environ = {**os.environ, "NO_COLOR": "1"}
+        environ = {**os.environ, "NO_COLOR": "1", **(environment or {})}
         environ.pop("STEMKV_ADMIN_KEY", None)
         with self._log.open("w") as output:
             self.process = subprocess.Popen(
@@ -82,9 +88,14 @@ class ServeProcess:
 
 
 @contextmanager
-def serving(model: Path | str, folder: Path, flags: Sequence[str] = ()) -> Iterator[ServeProcess]:
+def serving(
+    model: Path | str,
+    folder: Path,
+    flags: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[ServeProcess]:
     """Serve a model until the block ends, ready from the start."""
-    process = ServeProcess(model, folder, flags)
+    process = ServeProcess(model, folder, flags, environment)
     try:
         yield process.wait_ready()
     finally:
