@@ -1,6 +1,7 @@
 """`run_service`: the service on a socket, from the engine's start to the last answer."""
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import Callable
@@ -79,6 +80,9 @@ class _Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, service: Service) -> None:
         self._service = service
+        self._signals = 0
+        self._hurry = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         super().__init__(
             uvicorn.Config(
                 app,
@@ -93,15 +97,21 @@ class _Server(uvicorn.Server):
         )
 
     def handle_exit(self, _sig: int, _frame: object) -> None:
-        """Begin to stop; a second signal of any kind ends what is running."""
-        if self.should_exit:
-            self.force_exit = True
+        """Begin to stop; a second signal of any kind ends what is running, a third all at once."""
+        self._signals += 1
         self._service.draining = True
         self.should_exit = True
+        if self._signals > 1 and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._hurry.set)
+        if self._signals > 2:
+            self.force_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let running requests end, for `drain_seconds` and no longer."""
         self._service.draining = True
+        self._loop = asyncio.get_running_loop()
+        if self._signals > 1:  # both came before there was a loop to tell
+            self._hurry.set()
         seconds = self._service.settings.drain_seconds
         logger.info("stopping; running requests have %g seconds", seconds)
         limit = asyncio.create_task(self._close_engine_after(seconds))
@@ -112,7 +122,9 @@ class _Server(uvicorn.Server):
             await asyncio.gather(limit, return_exceptions=True)
 
     async def _close_engine_after(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()
         await self._service.client.close()
 
 

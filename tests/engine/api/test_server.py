@@ -65,6 +65,21 @@ async def test_a_stop_ends_what_takes_too_long() -> None:
         assert "closed True" in await _rest(process)
 
 
+async def test_a_second_signal_ends_what_is_running() -> None:
+    """With a long drain time, a second signal makes a running stream end with an error."""
+    async with _serving(drain=300, step=0.2) as (process, url), httpx.AsyncClient() as http:
+        async with http.stream("POST", url + CHAT, json=chat_body(stream=True)) as response:
+            lines = response.aiter_lines()
+            await anext(lines)
+            process.send_signal(signal.SIGINT)
+            await asyncio.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+            rest = [line async for line in lines if line]
+        assert "error" in json.loads(rest[-1].removeprefix("data: "))
+        assert "closed True" in await _rest(process)
+        assert await process.wait() == 0
+
+
 async def test_a_taken_port_is_refused_by_name() -> None:
     """A port that another program has is a ConfigError that names it."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
