@@ -11,50 +11,54 @@ import numpy as np
 
 from stemkv.kvstore import ops
 from stemkv.kvstore.ids import BlockKey
+from stemkv.kvstore.keys import as_bytes
 from stemkv.kvstore.ops import FILL, NONE, PARENT, PIN, REF, STATE
+from stemkv.kvstore.sequences import SequenceState
 from stemkv.kvstore.store import BlockStore
 
 _LISTS = {"free": ops.FREE_LIST, "cached": ops.CACHED_LIST, "tails": ops.TAIL_LIST}
+_IN_TREE = (ops.PUBLISHED, ops.TAIL)
 
 
 def audit(store: BlockStore) -> tuple[str, ...]:
     """Check rules 5 (structure), 7, 8 and 10 and the store's own order; empty means clean."""
     placed: dict[int, str] = {}
-    violations = [
-        *_lists(store, placed),
-        *_references(store, placed),
-        *_index(store),
-        *_tree(store),
-        *_order(store),
-        *_sequences(store),
-    ]
+    violations = [*_lists(store, placed), *_references(store, placed), *_copies(store)]
+    broken = [*_rows(store)]
+    # What hangs together can only be followed where the single rows make sense.
+    if not violations and not broken:
+        broken = [*_index(store), *_tree(store), *_order(store, [*placed])]
+    violations += [*broken, *_sequences(store), *_leaders(store), *_roots(store)]
     return tuple(violations)
 
 
 def _lists(store: BlockStore, placed: dict[int, str]) -> Iterator[str]:
-    capacity = store.config.capacity_blocks
+    """Check the three lists; `placed` gets every block that is on one, in their order."""
+    meta, capacity = store.pool.meta, store.pool.capacity
     for name, which in _LISTS.items():
         length = 0
         head = capacity + which
-        before, b = head, int(store.pool.meta[head, ops.NEXT])
-        while b != head and length <= capacity:
+        before, b = head, int(meta[head, ops.NEXT])
+        while b != head:
             if not 0 <= b < capacity:
                 yield f"{name} list: {b} is no block"
                 break
             if b in placed:
-                yield f"block {b} is on the {name} list and on {placed[b]}"
+                yield f"block {b} is on the {name} list and on the {placed[b]} list"
+                break
             placed[b] = name
-            if store.pool.meta[b, ops.PREV] != before:
+            if meta[b, ops.PREV] != before:
                 yield f"{name} list: the links of {before} and {b} disagree"
-            if ops.list_of(store.pool.meta, b) != which:
-                yield f"block {b} in state {store.pool.meta[b, STATE]} is on the {name} list"
-            before, b = b, int(store.pool.meta[b, ops.NEXT])
+            if ops.list_of(meta, b) != which:
+                yield f"block {b} in state {meta[b, STATE]} is on the {name} list"
+            before, b = b, int(meta[b, ops.NEXT])
             length += 1
         if length != store.pool.count[which]:
             yield f"{name} list: {length} blocks, counted {store.pool.count[which]} (rule 10)"
 
 
 def _references(store: BlockStore, placed: dict[int, str]) -> Iterator[str]:
+    meta = store.pool.meta
     held: Counter[int] = Counter()
     for sequence in store.sequences:
         table = store.table_of(sequence).tolist()
@@ -62,113 +66,160 @@ def _references(store: BlockStore, placed: dict[int, str]) -> Iterator[str]:
             yield f"sequence {sequence}: a block stands twice in its table"
         held.update(table)
     pinned = Counter(int(c.source) for c in store.copies.open())
-    for b in range(store.config.capacity_blocks):
-        if store.pool.meta[b, REF] != held[b]:
-            yield f"block {b}: {store.pool.meta[b, REF]} references counted, {held[b]} held"
-        if store.pool.meta[b, PIN] != pinned[b]:
-            yield f"block {b}: {store.pool.meta[b, PIN]} pins counted, {pinned[b]} held"
+    for b in range(store.pool.capacity):
+        if meta[b, REF] != held[b]:
+            yield f"block {b}: {meta[b, REF]} references counted, {held[b]} held"
+        if meta[b, PIN] != pinned[b]:
+            yield f"block {b}: {meta[b, PIN]} pins counted, {pinned[b]} held"
         if (b in placed) == bool(held[b] or pinned[b]):
-            where = placed.get(b, "no list")
-            yield f"block {b}: held {held[b]} times, pinned {pinned[b]}, and on {where} (rule 10)"
-    destinations = Counter(int(c.destination) for c in store.copies.open())
-    for b, n in destinations.items():
-        if n > 1 or pinned[b]:
-            yield f"block {b} is the destination of {n} copies and the source of {pinned[b]}"
+            where = placed.get(b, "no")
+            yield f"block {b}: held {held[b]} times, pinned {pinned[b]}, on {where} list (rule 10)"
+
+
+def _copies(store: BlockStore) -> Iterator[str]:
+    copies = store.copies.open()
+    sources = {c.source for c in copies}
+    destinations = Counter(c.destination for c in copies)
+    for source, destination, tokens in copies:
+        if destinations[destination] > 1 or destination in sources:
+            yield f"block {destination} is the destination of one copy and part of another"
+        if not 0 < tokens <= store.pool.block_size:
+            yield f"copy of {source} to {destination}: {tokens} tokens"
+        row = store.pool.meta[destination]
+        if row[STATE] != ops.PRIVATE or row[REF] < 1:
+            yield f"block {destination} is to be copied to, and is not a sequence's own (rule 5)"
+
+
+def _rows(store: BlockStore) -> Iterator[str]:
+    """Check each row for itself."""
+    live = {root.index for root in store.roots}
+    for b, row in enumerate(store.pool.meta[: store.pool.capacity].tolist()):
+        if row[STATE] not in _IN_TREE:
+            if row[STATE] not in (ops.FREE, ops.PRIVATE, ops.QUARANTINED):
+                yield f"block {b} is in state {row[STATE]}, which is none"
+            continue
+        size = store.config.block_size
+        full = row[FILL] == size if row[STATE] == ops.PUBLISHED else 0 < row[FILL] < size
+        if not full:
+            yield f"block {b} in state {row[STATE]} holds {row[FILL]} tokens"
+        if row[ops.ROOT] not in live:
+            yield f"block {b} hangs on root {row[ops.ROOT]}, which is not alive"
+        if not 0 <= row[ops.OWNER] < len(store.owners.names):
+            yield f"block {b} is of owner {row[ops.OWNER]}, who is nobody"
+        links = (row[ops.FIRST_CHILD], row[ops.NEXT_SIBLING], row[ops.PREV_SIBLING])
+        if not all(NONE <= link < store.pool.capacity for link in links) or row[PARENT] == NONE:
+            yield f"block {b}: links {links} and parent {row[PARENT]} are not of the tree"
 
 
 def _index(store: BlockStore) -> Iterator[str]:
-    rows = store.pool.meta[: store.config.capacity_blocks]
-    published = np.flatnonzero(rows[:, STATE] == ops.PUBLISHED)
-    entries = store.pool.table[store.pool.table != NONE]
+    pool = store.pool
+    published = np.flatnonzero(pool.meta[: pool.capacity, STATE] == ops.PUBLISHED)
+    entries = pool.table[pool.table != NONE]
     if sorted(entries.tolist()) != published.tolist():
         yield "the index and the published blocks are not the same set"
         return
     seen: dict[tuple[int, bytes], int] = {}
     for b in published.tolist():
-        low, high = store.pool.keys[b]
-        if ops.find_key(store.pool.table, store.pool.keys, low, high) != b:
+        low, high = pool.keys[b]
+        if ops.find_key(pool.table, pool.keys, low, high) != b:
             yield f"block {b} is not found under its own key"
-        parent = int(store.pool.meta[b, PARENT])
-        tokens = store.pool.tokens[b].astype("<i4").tobytes()
+        parent = int(pool.meta[b, PARENT])
+        tokens = as_bytes(pool.tokens[b])
         twin = seen.setdefault((parent, tokens), b)
         if twin != b:
             yield f"blocks {twin} and {b} are twins (rule 7)"
-        if store.pool.meta[b, FILL] != store.config.block_size:
-            yield f"block {b} is published with {store.pool.meta[b, FILL]} tokens"
-        above = store.matcher.key_of_parent(parent, store.roots[int(store.pool.meta[b, ops.ROOT])])
-        if store.matcher.hash(above + tokens) != BlockKey(store.pool.keys[b].tobytes()):
+        above = store.matcher.key_of_parent(parent, store.roots[int(pool.meta[b, ops.ROOT])])
+        if store.matcher.hash(above + tokens) != BlockKey(pool.keys[b].tobytes()):
             yield f"block {b}: its key is not the hash of its content (rule 1)"
 
 
 def _tree(store: BlockStore) -> Iterator[str]:
+    meta, heads = store.pool.meta, store.pool.heads
+    published = np.flatnonzero(meta[: store.pool.capacity, STATE] == ops.PUBLISHED)
     listed: Counter[int] = Counter()
-    parents = [*range(store.config.capacity_blocks), *(r.reference for r in store.roots)]
-    for parent in parents:
-        before, b = NONE, int(ops.first_child(store.pool.meta, store.pool.heads, parent))
-        if b >= 0 and parent >= 0 and store.pool.meta[parent, STATE] != ops.PUBLISHED:
-            yield f"block {parent} has children and is not published (rule 8)"
-            continue
+    for parent in [*published.tolist(), *(root.reference for root in store.roots)]:
+        before, b = NONE, int(ops.first_child(meta, heads, parent))
         while b >= 0 and listed[b] == 0:
             listed[b] += 1
-            if (
-                store.pool.meta[b, PARENT] != parent
-                or store.pool.meta[b, ops.PREV_SIBLING] != before
-            ):
+            if meta[b, PARENT] != parent or meta[b, ops.PREV_SIBLING] != before:
                 yield f"block {b}: its links and those of its parent {parent} disagree"
-            before, b = b, int(store.pool.meta[b, ops.NEXT_SIBLING])
-    for b in range(store.config.capacity_blocks):
-        in_tree = int(store.pool.meta[b, STATE]) in (ops.PUBLISHED, ops.TAIL)
-        if in_tree != (listed[b] == 1):
-            yield f"block {b} in state {store.pool.meta[b, STATE]} is {listed[b]} times in the tree"
-        if store.pool.meta[b, STATE] == ops.TAIL and store.pool.meta[b, FILL] < 1:
-            yield f"tail {b} holds nothing"
+            root = meta[parent, ops.ROOT] if parent >= 0 else -2 - parent
+            if meta[b, ops.ROOT] != root:
+                yield f"block {b} hangs on root {meta[b, ops.ROOT]}, its parent on {root}"
+            before, b = b, int(meta[b, ops.NEXT_SIBLING])
+    for b in range(store.pool.capacity):
+        if (int(meta[b, STATE]) in _IN_TREE) != (listed[b] == 1):
+            yield f"block {b} in state {meta[b, STATE]} is {listed[b]} times in the tree (rule 8)"
 
 
-def _order(store: BlockStore) -> Iterator[str]:
+def _order(store: BlockStore, placed: list[int]) -> Iterator[str]:
     """Check that a parent is cached or in use, and goes after its children (rule 8)."""
-    position: dict[int, int] = {}
-    for which in (ops.TAIL_LIST, ops.CACHED_LIST):
-        head = store.config.capacity_blocks + which
-        b = int(store.pool.meta[head, ops.NEXT])
-        while b != head and b not in position:
-            position[b] = len(position)
-            b = int(store.pool.meta[b, ops.NEXT])
-    for b in range(store.config.capacity_blocks):
-        parent = int(store.pool.meta[b, PARENT])
-        if int(store.pool.meta[b, STATE]) not in (ops.PUBLISHED, ops.TAIL) or parent < 0:
+    meta = store.pool.meta
+    # Tails go first of all, so that they need no place among the others.
+    position = {b: i for i, b in enumerate(placed) if meta[b, STATE] == ops.PUBLISHED}
+    for b in range(store.pool.capacity):
+        parent = int(meta[b, PARENT])
+        if int(meta[b, STATE]) not in _IN_TREE or parent < 0:
             continue
-        if store.pool.meta[parent, STATE] != ops.PUBLISHED:
+        if meta[parent, STATE] != ops.PUBLISHED:
             yield f"block {b}: its parent {parent} is not published (rule 8)"
-        if parent in position and position.get(b, len(position)) > position[parent]:
+        held = meta[b, REF] > 0 or meta[b, PIN] > 0
+        if parent in position and (held or position.get(b, NONE) > position[parent]):
             yield f"block {b} would be evicted after its parent {parent} (rule 8)"
 
 
 def _sequences(store: BlockStore) -> Iterator[str]:
     size = store.config.block_size
-    for sequence, state in store.sequences.items():
-        table = store.table_of(sequence)
-        if not state.published * size <= state.computed <= state.length:
-            yield f"sequence {sequence}: published, computed and length are out of order"
-        if state.blocks * size < state.computed:
-            yield f"sequence {sequence}: computed {state.computed} in {state.blocks} blocks"
-        for i, b in enumerate(table.tolist()):
-            published = store.pool.meta[b, STATE] == ops.PUBLISHED
-            if published and (i + 1) * size > state.computed:
-                yield f"sequence {sequence}: would write to published block {b} (rule 5)"
-            if i >= state.published or not state.writes:
-                continue
-            parent = int(table[i - 1]) if i else state.root.reference
-            known = store.tokens_of(sequence)[i * size : (i + 1) * size]
-            if not published or store.pool.meta[b, PARENT] != parent:
-                yield f"sequence {sequence}: block {b} at {i} is not its published chain"
-            elif (store.pool.tokens[b] != known).any():
-                yield f"sequence {sequence}: block {b} at {i} holds other tokens (rule 2)"
-    open_rows = {state.number for state in store.sequences.values()}
-    if len(open_rows) + store.free_sequences != store.config.max_sequences:
+    for state in store.sequences.values():
+        if not state.published * size <= state.computed <= state.reserved <= state.length:
+            yield (
+                f"sequence {state.number}: published, computed, reserved and length are out of "
+                "order"
+            )
+        elif state.blocks * size < state.reserved:
+            yield f"sequence {state.number}: {state.blocks} blocks for {state.reserved} positions"
+        else:
+            yield from _table(store, state)
+    if len(store.sequences) + store.free_sequences != store.config.max_sequences:
         yield "open and free sequences are not all sequences"
-    for entry, sequence in store.leaders.all().items():
-        if sequence not in store.sequences:
-            yield f"prefix {entry[0]} is said to be computed by {sequence}, which is closed"
+
+
+def _table(store: BlockStore, state: SequenceState) -> Iterator[str]:
+    """Check that a sequence holds its own published chain, and writes to nobody else's block."""
+    pool, size = store.pool, store.config.block_size
+    table = store.table_of(state.number).tolist()
+    for i, b in enumerate(table):
+        published = pool.is_published(b)
+        if published and (i + 1) * size > state.computed:
+            yield f"sequence {state.number}: would write to published block {b} (rule 5)"
+        written = i * size < state.reserved and (i + 1) * size > state.computed
+        if written and state.reserved > state.computed and pool.references(b) != 1:
+            yield f"sequence {state.number}: would write to shared block {b} (rule 5)"
+        if i >= state.published or not state.writes:
+            continue
+        parent = table[i - 1] if i else state.root.reference
+        known = store.tokens_of(state.number)[i * size : (i + 1) * size]
+        if not published or pool.meta[b, PARENT] != parent:
+            yield f"sequence {state.number}: block {b} at {i} is not its published chain"
+        elif (pool.tokens[b] != known).any():
+            yield f"sequence {state.number}: block {b} at {i} holds other tokens (rule 2)"
+
+
+def _leaders(store: BlockStore) -> Iterator[str]:
+    size = store.config.block_size
+    for (parent, block), sequence in store.leaders.all().items():
+        state = store.sequences.get(sequence)
+        if state is None:
+            yield f"sequence {sequence} is said to lead, and is closed (rule 4)"
+            continue
+        i = state.published
+        above = int(store.table_of(sequence)[i - 1]) if i else state.root.reference
+        known = as_bytes(store.tokens_of(sequence)[i * size : (i + 1) * size])
+        if not state.writes or (parent, block) != (above, known):
+            yield f"sequence {sequence} leads others to what it does not publish next (rule 4)"
+
+
+def _roots(store: BlockStore) -> Iterator[str]:
     counts = Counter(state.root.index for state in store.sequences.values())
     for root in store.roots:
         if root.sequences != counts[root.index]:
