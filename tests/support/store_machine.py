@@ -16,8 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from stemkv.kvstore.audit import audit
 from stemkv.kvstore.config import StoreConfig
+from stemkv.kvstore.explain import explain
 from stemkv.kvstore.flush import Flush, FlushKind
 from stemkv.kvstore.ids import FlushId, SequenceId
+from stemkv.kvstore.inspect import list_blocks
 from stemkv.kvstore.namespace import Namespace, domain_of
 from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.values import Admission, Following, Shortage
@@ -217,13 +219,21 @@ class StoreMachine(RuleBasedStateMachine):
     # --- looking ---
 
     def do_look_up(self, draw: Draw) -> None:
-        """Look a prompt and its keys up: right, and without a trace."""
+        """Look at a prompt and at the blocks: right, and without a trace."""
         ns, prompt = draw.ns, self.prompt(draw)
         before = snapshot(self.store)
         found = self.store.lookup(ns, np.array(prompt, np.int32))
         keys = self.store.keys_of(ns, np.array(prompt, np.int32))
+        listed = list_blocks(self.store, limit=self.config.capacity_blocks).blocks
+        explanation = explain(self.store, ns, np.array(prompt, np.int32)) if prompt else None
         assert snapshot(self.store) == before
+        assert {b.block for b in listed} == {
+            self.number[b] for b in self.model.live if b.state != "private"
+        }
         match = self.model.match(ns, prompt)
+        if explanation is not None:
+            assert explanation.full_block_tokens == len(match.blocks) * self.config.block_size
+            assert explanation.partial_tokens == match.partial_tokens
         assert found.full_blocks == len(match.blocks)
         assert found.partial_tokens == match.partial_tokens
         assert found.leader == match.leader
