@@ -36,10 +36,11 @@ from stemkv.kvstore.keys import HASH_FUNCTIONS, Digest, as_bytes, chain
 from stemkv.kvstore.leaders import Leaders
 from stemkv.kvstore.matching import NO_MATCH, Match, Matcher, end_of
 from stemkv.kvstore.namespace import Namespace
-from stemkv.kvstore.ops import I32, NONE
+from stemkv.kvstore.ops import I32
 from stemkv.kvstore.owners import Owners
 from stemkv.kvstore.pool import Pool, Tokens
 from stemkv.kvstore.publishing import Publisher
+from stemkv.kvstore.reserving import Reserver
 from stemkv.kvstore.roots import Root, Roots
 from stemkv.kvstore.sequences import Sequences, SequenceState
 from stemkv.kvstore.values import Admission, Copy, Following, Lookup, Shortage
@@ -79,6 +80,7 @@ class BlockStore:
         self._publisher = Publisher(
             self.pool, self.matcher, self._open, self.leaders, self.copies, directory
         )
+        self._reserver = Reserver(self.pool, self._open, self._allocator, self.copies)
         self._flusher = Flusher(
             config,
             self.pool,
@@ -130,14 +132,7 @@ class BlockStore:
         int64 [stop - start]; -1 for positions that are computed already: they may lie in a
         published block.
         """
-        state = self._open[sequence]
-        assert stop <= state.reserved, f"{sequence}: {stop} is over {state.reserved} reserved"
-        size = self.config.block_size
-        positions = np.arange(start, stop)
-        blocks = self._open.table(state)[positions // size].astype(np.int64)
-        slots = blocks * size + positions % size
-        slots[positions < state.computed] = NONE
-        return slots
+        return self._reserver.slots(self._open[sequence], start, stop)
 
     def pool_counts(self) -> PoolCounts:
         """Return the blocks by state."""
@@ -211,25 +206,7 @@ class BlockStore:
         assert not self.copies.under_way, "a step is under way"
         if not self._open.free:
             return Shortage("sequences", 1, 0)
-        first = self._open[sequence]
-        first.reserved = first.computed
-        blocks = self._open.table(first)
-        self.pool.share(blocks)
-        child = SequenceState(
-            number=self._open.next_number(),
-            root=first.root,
-            owner=first.owner,
-            writes=first.writes,
-            length=first.length,
-            computed=first.computed,
-            blocks=first.blocks,
-            published=first.published,
-            prompt_blocks=0,
-            reserved=first.computed,
-        )
-        child.root.sequences += 1
-        self._open.open(child, self._open.tokens(first), blocks)
-        return child.number
+        return self._reserver.fork(self._open[sequence]).number
 
     def extend(self, sequence: SequenceId, token: int) -> None:
         """Append one token that is known but not run; raises ValueError if the sequence is full."""
@@ -245,25 +222,7 @@ class BlockStore:
         (copy-on-write). On a shortage nothing has changed.
         """
         assert not self.copies.under_way, "a step is under way"
-        state = self._open[sequence]
-        assert stop <= state.length
-        if stop <= state.reserved:
-            return None
-        size = self.config.block_size
-        table = self._open.table(state)
-        first, last = state.computed // size, -(-stop // size)
-        written = range(first, min(last, state.blocks))
-        shared = [i for i in written if self.pool.references(int(table[i])) > 1]
-        needed = len(shared) + max(0, last - state.blocks)
-        shortage = self._allocator.shortage(needed)
-        if shortage is not None:
-            return shortage
-        fresh = self._allocator.take(needed, state.owner)
-        for i, block in zip(shared, fresh.tolist(), strict=False):
-            self._replace(state, i, block)
-        self._open.append_blocks(state, fresh[len(shared) :])
-        state.reserved = stop
-        return None
+        return self._reserver.reserve(self._open[sequence], stop)
 
     def commit(self, sequence: SequenceId, computed: int) -> None:
         """Say that all positions below `computed` are written; publish the full blocks."""
@@ -374,13 +333,3 @@ class BlockStore:
         self._open.open(state, prompt, np.concatenate([match.blocks, fresh]))
         self._publisher.lead(state)
         return Admission(state.number, adopted * size, match.partial_tokens)
-
-    def _replace(self, state: SequenceState, index: int, fresh: int) -> None:
-        """Copy-on-write: give a sequence a block of its own in place of a shared one."""
-        table = self._open.table(state)
-        shared = int(table[index])
-        table[index] = fresh
-        self.pool.unshare(shared)
-        filled = state.computed - index * self.config.block_size
-        if filled > 0:
-            self.copies.plan(shared, fresh, filled)

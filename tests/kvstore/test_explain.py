@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 from support.snapshot import snapshot
-from support.store_machine import narrow
+from support.store_draws import narrow
 from support.stores import (
     ANN,
     BOB,

@@ -1,0 +1,88 @@
+"""Blocks that a sequence may write to: reserved, exclusive, copied first where they are shared."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stemkv.kvstore.allocation import Allocator
+from stemkv.kvstore.copies import Copies
+from stemkv.kvstore.ops import NONE
+from stemkv.kvstore.pool import Pool
+from stemkv.kvstore.sequences import Sequences, SequenceState
+from stemkv.kvstore.values import Shortage
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reserver:
+    """Keeps writes to blocks with one holder (rule 5)."""
+
+    pool: Pool
+    sequences: Sequences
+    allocator: Allocator
+    copies: Copies
+
+    def fork(self, first: SequenceState) -> SequenceState:
+        """Open a second sequence on the first one's blocks; there must be room for it.
+
+        Nothing that the first had reserved is exclusive any more.
+        """
+        first.reserved = first.computed
+        blocks = self.sequences.table(first)
+        self.pool.share(blocks)
+        second = SequenceState(
+            number=self.sequences.next_number(),
+            root=first.root,
+            owner=first.owner,
+            writes=first.writes,
+            length=first.length,
+            computed=first.computed,
+            blocks=first.blocks,
+            published=first.published,
+            prompt_blocks=0,
+            reserved=first.computed,
+        )
+        second.root.sequences += 1
+        self.sequences.open(second, self.sequences.tokens(first), blocks)
+        return second
+
+    def reserve(self, state: SequenceState, stop: int) -> Shortage | None:
+        """Make positions computed to stop - 1 writable, or say what is missing."""
+        assert stop <= state.length
+        if stop <= state.reserved:
+            return None
+        size = self.pool.block_size
+        table = self.sequences.table(state)
+        first, last = state.computed // size, -(-stop // size)
+        written = range(first, min(last, state.blocks))
+        shared = [i for i in written if self.pool.references(int(table[i])) > 1]
+        needed = len(shared) + max(0, last - state.blocks)
+        shortage = self.allocator.shortage(needed)
+        if shortage is not None:
+            return shortage
+        fresh = self.allocator.take(needed, state.owner)
+        for i, block in zip(shared, fresh.tolist(), strict=False):
+            self._replace(state, i, block)
+        self.sequences.append_blocks(state, fresh[len(shared) :])
+        state.reserved = stop
+        return None
+
+    def slots(self, state: SequenceState, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Where positions start to stop - 1 are written to: block * block_size + offset, or -1."""
+        assert stop <= state.reserved, f"{state.number}: {stop} is over {state.reserved} reserved"
+        size = self.pool.block_size
+        positions = np.arange(start, stop)
+        blocks = self.sequences.table(state)[positions // size].astype(np.int64)
+        slots = blocks * size + positions % size
+        slots[positions < state.computed] = NONE
+        return slots
+
+    def _replace(self, state: SequenceState, index: int, fresh: int) -> None:
+        """Copy-on-write: give a sequence a block of its own in place of a shared one."""
+        table = self.sequences.table(state)
+        shared = int(table[index])
+        table[index] = fresh
+        self.pool.unshare(shared)
+        filled = state.computed - index * self.pool.block_size
+        if filled > 0:
+            self.copies.plan(shared, fresh, filled)
