@@ -7,8 +7,6 @@ import logging
 import secrets
 from collections.abc import Iterable, Sequence
 
-from stemkv.kvstore.directory.factory import make_directory
-
 from stemkv.engine.admin import Admin
 from stemkv.engine.config import ConfigError, EngineConfig
 from stemkv.engine.detokenizer import Detokenizer
@@ -34,6 +32,7 @@ from stemkv.engine.warm import warm_up as warm_up_runner
 from stemkv.kernels.select import BackendUnavailable, select_backend
 from stemkv.kvstore.audit import audit
 from stemkv.kvstore.config import StoreConfig
+from stemkv.kvstore.directory.factory import make_directory
 from stemkv.kvstore.directory.protocol import Directory
 from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.values import Shortage

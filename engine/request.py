@@ -55,7 +55,7 @@ class Request:
 class TokenLogprob:
     """Log-probability (natural, of the unmodified distribution) of one token, with its best rivals.
 
-    text: the token's own text. raw: the token's bytes. top: best first, (token id, text, raw bytes, logprob).
+    text: the token's own text. raw: its bytes. top: best first, (token id, text, raw, logprob).
     """
 
     token: int

@@ -140,7 +140,7 @@ def test_prefix_cache_off_computes_everything() -> None:
 
 
 def test_choices_fork_from_one_prefill() -> None:
-    """n choices share the prompt's blocks and write to copies of the last one."""
+    """N choices share the prompt's blocks and write to copies of the last one."""
     core, runner = hash_core()
     prompt = list(range(10))
     outcome = run(core, request("r", prompt, n=3, temperature=5.0, seed=7, max_tokens=5))["r"]

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.tiny_models import build_tokenizer
 
 from stemkv.engine.config import EngineConfig
 from stemkv.engine.core import EngineCore, build_core
@@ -22,6 +21,7 @@ from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.directory.null import NullDirectory
 from stemkv.kvstore.namespace import Namespace, domain_of
 from stemkv.kvstore.store import BlockStore
+from support.tiny_models import build_tokenizer
 
 SECRET = b"a secret for the tests, 32 bytes"
 ALICE = Namespace("alice", domain_of(SECRET, tenant="alice"))
