@@ -360,7 +360,7 @@ def workloads(draw: st.DrawFn) -> dict[str, Any]:
 @settings(max_examples=150, deadline=None, print_blob=True)
 @given(workloads())
 def test_any_workload_is_answered_as_if_alone(workload: dict[str, Any]) -> None:
-    """Whatever is shared, forked, preempted, aborted or flushed: every answer is the solo answer."""
+    """Whatever is shared, forked, preempted, aborted or flushed, answers are the solo answers."""
     core, _ = hash_core(
         blocks=workload["blocks"],
         max_batch_tokens=workload["max_batch_tokens"],

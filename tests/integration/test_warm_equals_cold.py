@@ -80,7 +80,7 @@ def assert_same(warm: Outcome, cold: Outcome) -> None:
 
 
 def test_warm_equals_cold(default_model: Path, prompts: list[list[int]]) -> None:
-    """Everything but the last token of each chat is cached, and every token of output is the same."""
+    """All but the last token of each chat is cached, and every token of output is the same."""
     core = build(default_model, 600)
     cold = run(core, *asked(prompts, cache_read=False))
     core.admin(DoFlush(FlushKind.ALL))
@@ -103,7 +103,7 @@ def test_warm_equals_cold(default_model: Path, prompts: list[list[int]]) -> None
 def test_preemption_equals_cold(default_model: Path, prompts: list[list[int]]) -> None:
     """With a fifth of the blocks that all need at once, requests are preempted and answer alike."""
     questions = prompts[:5]
-    variants = [p[:-1] + [p[-2], p[-1]] for p in questions] + questions
+    variants = [[*p[:-1], p[-2], p[-1]] for p in questions] + questions
     roomy = build(default_model, 400)
     cold = run(roomy, *asked(variants, cache_read=False, cache_write=False))
     need = sum(-(-(len(p) + OUTPUT_TOKENS) // 16) for p in variants)
