@@ -1,1 +1,1 @@
-"""Requests in, tokens out: plan a step, run it, sample, stream; the service and the command line."""
+"""Requests in, tokens out: plan a step, run it, sample, stream; the service and its commands."""

@@ -56,7 +56,7 @@ class EngineConfig:
                 raise ConfigError(f"{name}: {getattr(self, name)} is less than 1")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ConfigError(
-                f"max_model_len: {self.max_model_len} leaves no room for a prompt and an output token"
+                f"max_model_len: {self.max_model_len} leaves no room for a prompt and its output"
             )
         if self.lease_seconds <= 0:
             raise ConfigError(f"lease_seconds: {self.lease_seconds} is not positive")
