@@ -45,6 +45,8 @@ class Copies:
 
     def cancel(self, destinations: Iterable[int]) -> None:
         """Forget the planned copies into blocks that are about to be let go."""
+        if not self._planned:
+            return  # the usual case; `destinations` may be long to go through
         gone = [c for b in destinations if (c := self._planned.pop(BlockId(b), None)) is not None]
         if gone:
             self.pool.unpin(c.source for c in gone)
