@@ -20,7 +20,8 @@ def gather_context(
     _, kv_heads, block_size, head_dim = cache.shape
     first = start // block_size
     blocks = block_table[first : -(-end // block_size)].long()
-    gathered = cache.transpose(0, 1).index_select(1, blocks)
+    # Not index_select: given a strided view, it first copies all of the view, the whole pool.
+    gathered = cache.transpose(0, 1)[:, blocks]
     rows = gathered.reshape(kv_heads, blocks.numel() * block_size, head_dim)
     return rows[:, start - first * block_size : end - first * block_size]
 

@@ -99,6 +99,31 @@ def test_decode_does_not_depend_on_the_rest_of_the_batch() -> None:
     assert torch.equal(narrow, together)
 
 
+@pytest.mark.parametrize("rows", [1, 5])
+def test_no_work_depends_on_the_size_of_the_pool(rows: int) -> None:
+    """A pool too large to be copied is served: only the sequence's own blocks are touched."""
+    blocks, block_size, heads, head_dim = 10**11, 8, 2, 16
+    block = torch.randn(1, heads, block_size, head_dim)
+    pool = block.expand(blocks, heads, block_size, head_dim)
+    query = torch.randn(rows, heads, head_dim)
+    batch = AttentionBatch(
+        query_start=torch.tensor([0, rows], dtype=torch.int32),
+        context_lens=torch.tensor([block_size], dtype=torch.int32),
+        block_tables=torch.tensor([[7]], dtype=torch.int32),
+        slots=torch.full((rows,), -1),
+        query_lens_host=(rows,),
+        context_lens_host=(block_size,),
+        decodes=int(rows == 1),
+    )
+    output = CpuBackend().attend(query, pool, pool, batch, scale=0.25)
+    assert torch.equal(
+        output,
+        CpuBackend().attend(
+            query, block.expand(8, -1, -1, -1), block.expand(8, -1, -1, -1), batch, scale=0.25
+        ),
+    )
+
+
 def test_a_bad_value_in_the_context_shows_in_the_result() -> None:
     """A NaN that a query does see makes its output NaN, so that damage is never hidden."""
     case = make_case(Shape((1, 4), (300, 40), 2, 1, 64, 16), torch.bfloat16)
