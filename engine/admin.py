@@ -130,16 +130,19 @@ class Admin:
     def _blocks(self, call: ListBlocks) -> AdminReply:
         if call.limit < 1:
             return AdminError("invalid", f"limit: {call.limit} is less than 1", "limit")
-        return list_blocks(
-            self.store,
-            tenant=call.tenant,
-            adapter=call.adapter,
-            salt=call.salt,
-            state=call.state,
-            min_references=call.min_references,
-            cursor=call.cursor,
-            limit=call.limit,
-        )
+        try:
+            return list_blocks(
+                self.store,
+                tenant=call.tenant,
+                adapter=call.adapter,
+                salt=call.salt,
+                state=call.state,
+                min_references=call.min_references,
+                cursor=call.cursor,
+                limit=call.limit,
+            )
+        except ValueError as error:
+            return AdminError("invalid", str(error), "state")
 
     def _block(self, call: GetBlock) -> AdminReply:
         try:

@@ -226,7 +226,7 @@ class EngineCore:
 
     def _fail_step(self, scheduled: Scheduled, message: str) -> list[Event]:
         """Fail every request of a step that raised: what it wrote is unknown, and not committed."""
-        self._store.settle()
+        self._store.settle(ran=False)
         jobs = {id(track.job): track.job for track, _ in scheduled.rows}
         return [self._fail(job, "internal", message) for job in jobs.values()]
 
