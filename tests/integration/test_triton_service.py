@@ -31,7 +31,11 @@ def chat(service: ServeProcess, text: str, **changes: Any) -> tuple[list[str], i
     return texts, answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-@pytest.mark.parametrize("model", ["llama", "gemma2"])
+@pytest.mark.parametrize(
+    # gemma2 needs more of the kernels: windows beside full attention, soft-capping
+    "model",
+    ["gemma2", pytest.param("llama", marks=pytest.mark.slow)],
+)
 def test_triton_kernels_serve_what_the_cpu_kernels_serve(
     tiny_model: Callable[[str], Path], tmp_path: Path, model: str
 ) -> None:
