@@ -8,7 +8,6 @@ import numpy as np
 from stemkv.kvstore import ops
 from stemkv.kvstore.directory.protocol import Directory
 from stemkv.kvstore.ghosts import GhostLog
-from stemkv.kvstore.ids import BlockKey
 from stemkv.kvstore.ops import I32
 from stemkv.kvstore.owners import Owners
 from stemkv.kvstore.pool import NO_BLOCKS, Pool
@@ -41,16 +40,15 @@ class Allocator:
     def forget(self, blocks: I32, cause: int) -> None:
         """Note that these published blocks leave the index: for an owner, or FLUSHED."""
         if len(blocks):
-            self.ghosts.add(self.pool.keys[blocks], self.clock(), cause)
-            keys = [self.pool.key(b) for b in blocks.tolist()]
-            self.directory.record((), [BlockKey(key) for key in keys])
+            self.ghosts.add(self.pool.keys, blocks, self.clock(), cause)
+            self.directory.record((), self.pool.keys_of(blocks))
 
     def _choose(self, wanted: int, owner: int) -> I32:
         meta, n = self.pool.meta, self.pool.capacity
         tails, cached = n + ops.TAIL_LIST, n + ops.CACHED_LIST
         victims = np.asarray(self.policy(meta[:, ops.NEXT], tails, cached, wanted))
         self.evicted += wanted
-        for number in meta[victims, ops.OWNER].tolist():
-            self.owners.counts[number].evicted += 1
-        self.forget(victims[meta[victims, ops.STATE] == ops.PUBLISHED], owner)
+        published = np.empty(wanted, np.int32)
+        count = ops.sort_out(meta, victims, self.owners.evicted, published)
+        self.forget(published[:count], owner)
         return victims

@@ -114,7 +114,7 @@ def _rows(store: BlockStore) -> Iterator[str]:
 def _index(store: BlockStore) -> Iterator[str]:
     pool = store.pool
     published = np.flatnonzero(pool.meta[: pool.capacity, STATE] == ops.PUBLISHED)
-    entries = pool.table[pool.table != NONE]
+    entries = pool.table[pool.table != NONE] & 0xFFFFFFFF
     if sorted(entries.tolist()) != published.tolist():
         yield "the index and the published blocks are not the same set"
         return

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from stemkv.kvstore import ops
 from stemkv.kvstore.ids import BlockKey
+from stemkv.kvstore.ops import I32, U64
 
 FLUSHED = -1
 """Stands in for the tenant whose need it was, when the cause was a flush."""
@@ -28,15 +29,12 @@ class GhostLog:
         self._cause = np.zeros(capacity, np.int32)
         self._written = 0
 
-    def add(self, keys: npt.NDArray[np.uint64], seconds: float, cause: int) -> None:
-        """Note keys uint64 [blocks, 2] that left now."""
-        capacity = len(self._seconds)
-        keys = keys[-capacity:]
-        at = (self._written + np.arange(len(keys))) % capacity
-        self._keys[at] = keys
-        self._seconds[at] = seconds
-        self._cause[at] = cause
-        self._written += len(keys)
+    def add(self, keys: U64, blocks: I32, seconds: float, cause: int) -> None:
+        """Note that these blocks leave now; keys: uint64 [any, 2], each block's in its row."""
+        ops.note_departures(
+            self._keys, self._seconds, self._cause, self._written, keys, blocks, seconds, cause
+        )
+        self._written += len(blocks)
 
     def find(self, key: BlockKey) -> Ghost | None:
         """Return the latest departure of a key, None if it is not within the window."""

@@ -8,7 +8,8 @@ verified anyway. sha256 is there for those who want it.
 
 import hashlib
 import hmac
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,38 @@ HASH_FUNCTIONS: Mapping[str, Digest] = {
     "sha256": _sha256,
 }
 """Name of the setting -> function."""
+
+
+class PackedKeys(Sequence[BlockKey]):
+    """Keys side by side in one run of bytes, cut apart only for those who look at them."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        """How many keys there are."""
+        return len(self._data) // KEY_BYTES
+
+    def __iter__(self) -> Iterator[BlockKey]:
+        """Iterate over the keys."""
+        data = self._data
+        for at in range(0, len(data), KEY_BYTES):
+            yield BlockKey(data[at : at + KEY_BYTES])
+
+    @overload
+    def __getitem__(self, index: int) -> BlockKey: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[BlockKey]: ...
+
+    def __getitem__(self, index: int | slice) -> BlockKey | list[BlockKey]:
+        """Return one key, or a list of several."""
+        numbers = range(len(self))[index]
+        if isinstance(numbers, range):
+            return [self[number] for number in numbers]
+        return BlockKey(self._data[numbers * KEY_BYTES : (numbers + 1) * KEY_BYTES])
 
 
 def root_key(secret: bytes, fields: list[tuple[bytes, bytes]]) -> BlockKey:

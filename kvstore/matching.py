@@ -1,14 +1,16 @@
 """How much of a prompt is in the tree: full blocks one by one, then a part of one more."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from stemkv.kvstore.ids import BlockKey
-from stemkv.kvstore.keys import TOKEN_BYTES, Digest, as_bytes
+from stemkv.kvstore.jit import COMPILES
+from stemkv.kvstore.keys import HASH_FUNCTIONS, TOKEN_BYTES, Digest, as_bytes
 from stemkv.kvstore.ops import I32, NONE
 from stemkv.kvstore.pool import NO_BLOCKS, Pool, Tokens
 from stemkv.kvstore.roots import Root
+from stemkv.kvstore.xxh3 import MAX_WORDS, MIN_WORDS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +31,14 @@ class Matcher:
 
     pool: Pool
     digest: Digest
+    hashes_inside: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        """See whether the pool's own loops can make the keys: xxh3_128 over whole words."""
+        words = 2 + self.pool.block_size // 2
+        fits = self.pool.block_size % 2 == 0 and MIN_WORDS <= words <= MAX_WORDS
+        native = self.digest is HASH_FUNCTIONS["xxh3_128"]
+        object.__setattr__(self, "hashes_inside", native and fits and COMPILES)
 
     def key(self, parent: int, root: Root, data: bytes, index: int) -> BlockKey:
         """Return the key of the block of this index of `data`, tokens as little-endian int32."""
@@ -46,6 +56,8 @@ class Matcher:
 
     def full_blocks(self, root: Root, prompt: Tokens) -> I32:
         """Return the leading published blocks of a prompt, verified one by one."""
+        if self.hashes_inside:
+            return self.pool.match_chain(prompt, root.reference, root.words)
         size = self.pool.block_size
         out = np.empty(len(prompt) // size, np.int32)
         data = b""

@@ -7,7 +7,8 @@ function is in, not of the functions that it calls.
     meta   int32  [capacity + 3, COLUMNS]   a row a block, then one sentinel a list
     tokens int32  [capacity, block_size]    what a published block or a tail holds
     keys   uint64 [capacity, 2]             its 16-byte key, low half first
-    table  int32  [power of two >= 2 x capacity]  open addressing over keys, -1 empty
+    table  int64  [power of two >= 2 x capacity]  open addressing over keys: 31 bits of the key,
+                                                  then the block's number; -1 empty
     heads  int32  [roots]                   newest child of each root
     count  int64  [COUNTS]
 
@@ -19,10 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stemkv.kvstore.jit import compiled
+from stemkv.kvstore.xxh3 import swapped, xxh3_128
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
+F64 = npt.NDArray[np.float64]
 
 # Columns of meta.
 REF, PIN, PARENT, FIRST_CHILD, NEXT_SIBLING, PREV_SIBLING = 0, 1, 2, 3, 4, 5
@@ -120,44 +123,61 @@ def move_to_front(meta: I32, heads: I32, b: int) -> None:
 
 
 @compiled
-def find_key(table: I32, keys: U64, low: np.uint64, high: np.uint64) -> int:
+def tag_of(low: np.uint64) -> np.int64:
+    """Return the 31 bits of a key that its entry carries; the lowest ones say where it belongs."""
+    return np.int64(low & np.uint64(0x7FFFFFFF))
+
+
+@compiled
+def block_of(entry: np.int64) -> np.int64:
+    """Return the block of an entry of the index."""
+    return entry & np.int64(0xFFFFFFFF)
+
+
+@compiled
+def find_key(table: I64, keys: U64, low: np.uint64, high: np.uint64) -> int:
     """Return the block published under a key, NONE without."""
     mask = np.int64(table.shape[0] - 1)
-    i = np.int64(low & np.uint64(0x7FFFFFFF)) & mask
+    tag = tag_of(low)
+    i = tag & mask
     while table[i] >= 0:
-        b = table[i]
-        if keys[b, 0] == low and keys[b, 1] == high:
-            return int(b)
+        if table[i] >> 32 == tag:
+            b = block_of(table[i])
+            if keys[b, 0] == low and keys[b, 1] == high:
+                return b
         i = (i + 1) & mask
     return NONE
 
 
 @compiled
-def insert_key(table: I32, keys: U64, b: int) -> None:
+def insert_key(table: I64, keys: U64, b: int) -> None:
     """Enter a block under the key in its row; the key must not be there."""
     mask = np.int64(table.shape[0] - 1)
-    i = np.int64(keys[b, 0] & np.uint64(0x7FFFFFFF)) & mask
+    tag = tag_of(keys[b, 0])
+    i = tag & mask
     while table[i] >= 0:
         i = (i + 1) & mask
-    table[i] = b
+    table[i] = (tag << 32) | np.int64(b)
 
 
 @compiled
-def delete_key(table: I32, keys: U64, b: int) -> None:
+def delete_key(table: I64, keys: U64, b: int) -> None:
     """Take a block out of the index, moving later entries of its run back (no tombstones)."""
     mask = np.int64(table.shape[0] - 1)
-    i = np.int64(keys[b, 0] & np.uint64(0x7FFFFFFF)) & mask
-    while table[i] != b:
+    tag = tag_of(keys[b, 0])
+    i = tag & mask
+    gone = (tag << 32) | np.int64(b)
+    while table[i] != gone:
         i = (i + 1) & mask
     j = i
     while True:
         j = (j + 1) & mask
-        e = table[j]
-        if e < 0:
+        entry = table[j]
+        if entry < 0:
             break
-        home = np.int64(keys[e, 0] & np.uint64(0x7FFFFFFF)) & mask
+        home = (entry >> 32) & mask
         if ((j - home) & mask) >= ((j - i) & mask):
-            table[i] = e
+            table[i] = entry
             i = j
     table[i] = NONE
 
@@ -252,12 +272,28 @@ def reference(meta: I32, heads: I32, count: I64, blocks: I32, column: int) -> No
 
 @compiled
 def dereference(meta: I32, count: I64, blocks: I32, column: int) -> None:
-    """Drop one reference (REF or PIN) of each block, the last first: it ages before its parent."""
+    """Drop one reference (REF or PIN) of each block, the last first: it ages before its parent.
+
+    Cached blocks are put on their list as one run: its end is written once.
+    """
+    head = meta.shape[0] - 3 + CACHED_LIST
+    last = meta[head, PREV]
+    added = 0
     for i in range(blocks.shape[0] - 1, -1, -1):
         b = blocks[i]
         meta[b, column] -= 1
-        if meta[b, REF] == 0 and meta[b, PIN] == 0:
+        if meta[b, REF] != 0 or meta[b, PIN] != 0:
+            continue
+        if meta[b, STATE] != PUBLISHED:
             park(meta, count, b)
+            continue
+        meta[last, NEXT] = b
+        meta[b, PREV] = last
+        last = b
+        added += 1
+    meta[last, NEXT] = head
+    meta[head, PREV] = last
+    count[CACHED_LIST] += added
 
 
 @compiled
@@ -271,7 +307,7 @@ def count_unreferenced(meta: I32, blocks: I32) -> int:
 
 
 @compiled
-def withdraw(meta: I32, heads: I32, table: I32, keys: U64, b: int) -> None:
+def withdraw(meta: I32, heads: I32, table: I64, keys: U64, b: int) -> None:
     """Take a block out of the tree, and out of the index if it is published."""
     if meta[b, STATE] == PUBLISHED:
         delete_key(table, keys, b)
@@ -279,7 +315,7 @@ def withdraw(meta: I32, heads: I32, table: I32, keys: U64, b: int) -> None:
 
 
 @compiled
-def take(meta: I32, heads: I32, table: I32, keys: U64, count: I64, victims: I32, out: I32) -> None:
+def take(meta: I32, heads: I32, table: I64, keys: U64, count: I64, victims: I32, out: I32) -> None:
     """Make out.size blocks PRIVATE with one reference: free ones first, then the given victims."""
     v = 0
     for i in range(out.shape[0]):
@@ -303,7 +339,7 @@ def take(meta: I32, heads: I32, table: I32, keys: U64, count: I64, victims: I32,
 def find_twin(
     tokens: I32,
     meta: I32,
-    table: I32,
+    table: I64,
     keys: U64,
     prompt: I32,
     offset: int,
@@ -331,7 +367,7 @@ def enter(meta: I32, heads: I32, b: int, fill: int, parent: int, root: int, owne
 
 
 @compiled
-def drop(meta: I32, table: I32, keys: U64, count: I64, b: int) -> bool:
+def drop(meta: I32, table: I64, keys: U64, count: I64, b: int) -> bool:
     """Take a block out of index and lists but leave the tree's links; True if it is now free.
 
     A block that is still referenced becomes PRIVATE and goes on serving its holders.
@@ -364,7 +400,7 @@ def cut_roots(meta: I32, heads: I32, dead: npt.NDArray[np.bool_], out: I32) -> i
 
 
 @compiled
-def drop_all(meta: I32, table: I32, keys: U64, count: I64, blocks: I32) -> int:
+def drop_all(meta: I32, table: I64, keys: U64, count: I64, blocks: I32) -> int:
     """Drop these blocks; return how many something still holds."""
     held = 0
     for b in blocks:
@@ -387,4 +423,189 @@ def subtree(meta: I32, heads: I32, top: int, out: I32, n: int) -> int:
             out[n] = b
             n += 1
             b = meta[b, NEXT_SIBLING]
+    return n
+
+
+# --- whole chains, hashed with xxh3_128 here ----------------------------------------------------
+
+
+@compiled
+def child_key(
+    keys: U64, root_key: U64, tokens: I32, offset: int, parent: int, words: U64
+) -> tuple[np.uint64, np.uint64]:
+    """Key of parent's child that holds the block of `tokens` at offset, as `keys` has it.
+
+    words: scratch, 2 + block_size / 2; the block size is even. Twin: `keys.chain`.
+    """
+    if parent >= 0:
+        words[0], words[1] = keys[parent, 0], keys[parent, 1]
+    else:
+        words[0], words[1] = root_key[0], root_key[1]
+    for i in range(words.shape[0] - 2):
+        low = np.uint64(np.uint32(tokens[offset + 2 * i]))
+        words[2 + i] = low | (np.uint64(np.uint32(tokens[offset + 2 * i + 1])) << np.uint64(32))
+    low_half, high_half = xxh3_128(words)
+    # A digest is written most significant byte first, and read as two little-endian words.
+    return swapped(high_half), swapped(low_half)
+
+
+@compiled
+def match_chain(
+    tokens: I32,
+    meta: I32,
+    heads: I32,
+    table: I64,
+    keys: U64,
+    prompt: I32,
+    root: int,
+    root_key: U64,
+    out: I32,
+) -> int:
+    """Find the leading published blocks of a prompt; out gets them, the return value counts them.
+
+    A parent's newest child is tried first, then its key is looked up; a parent without children
+    needs no key.
+    """
+    size = tokens.shape[1]
+    words = np.empty(2 + size // 2, np.uint64)
+    parent = root
+    for i in range(out.shape[0]):
+        b = first_child(meta, heads, parent)
+        if b < 0:
+            return i
+        if not matches(tokens, meta, b, parent, prompt, i * size):
+            low, high = child_key(keys, root_key, prompt, i * size, parent, words)
+            b = find_twin(tokens, meta, table, keys, prompt, i * size, parent, low, high)
+            if b < 0:
+                return i
+        out[i] = b
+        parent = b
+    return out.shape[0]
+
+
+@compiled
+def publish_chain(
+    tokens: I32,
+    meta: I32,
+    heads: I32,
+    table: I64,
+    keys: U64,
+    count: I64,
+    history: I32,
+    blocks: I32,
+    start: int,
+    stop: int,
+    place: I64,
+    root_key: U64,
+    stored: I32,
+) -> tuple[int, int]:
+    """Publish a sequence's blocks of index start to stop - 1; see `Publisher.publish`.
+
+    place: reference of the root, its index, the owner, and 1 if twins may be adopted. Returns the
+    index reached, below stop only where one collides, and how many of `stored` are new.
+    """
+    size = tokens.shape[1]
+    words = np.empty(2 + size // 2, np.uint64)
+    root, root_index, owner, may_swap = place[0], place[1], place[2], place[3]
+    new = 0
+    for i in range(start, stop):
+        parent = np.int64(blocks[i - 1]) if i > 0 else root
+        offset = i * size
+        low, high = child_key(keys, root_key, history, offset, parent, words)
+        twin = find_twin(tokens, meta, table, keys, history, offset, parent, low, high)
+        b = blocks[i]
+        if twin == b:
+            continue  # a fork has published it
+        if twin == COLLISION or (twin >= 0 and may_swap == 0):
+            return i, new
+        if twin >= 0:
+            blocks[i] = twin
+            hold(meta, heads, count, twin)
+            let_go(meta, count, b)
+            continue
+        if first_child(meta, heads, parent) >= 0:
+            drop_covered_tail(
+                tokens, meta, heads, table, keys, count, history, offset, size, parent, owner
+            )
+        for j in range(size):
+            tokens[b, j] = history[offset + j]
+        enter(meta, heads, b, size, parent, root_index, owner)
+        meta[b, STATE] = PUBLISHED
+        keys[b, 0], keys[b, 1] = low, high
+        insert_key(table, keys, b)
+        stored[new] = b
+        new += 1
+    return stop, new
+
+
+@compiled
+def hold(meta: I32, heads: I32, count: I64, b: int) -> None:
+    """Add one reference to a block in the tree, as most recently used."""
+    if meta[b, REF] == 0 and meta[b, PIN] == 0:
+        unlink(meta, count, list_of(meta, b), b)
+    meta[b, REF] += 1
+    move_to_front(meta, heads, b)
+
+
+@compiled
+def let_go(meta: I32, count: I64, b: int) -> None:
+    """Drop one reference of a block."""
+    meta[b, REF] -= 1
+    if meta[b, REF] == 0 and meta[b, PIN] == 0:
+        park(meta, count, b)
+
+
+@compiled
+def drop_covered_tail(
+    tokens: I32,
+    meta: I32,
+    heads: I32,
+    table: I64,
+    keys: U64,
+    count: I64,
+    known: I32,
+    offset: int,
+    fill: int,
+    parent: int,
+    owner: int,
+) -> int:
+    """Free a tail that known[offset : offset + fill] goes on from; how much of it is there."""
+    b, same = best_partial(tokens, meta, heads, known[: offset + fill], offset, parent, owner)
+    if b >= 0 and meta[b, STATE] == TAIL and same == meta[b, FILL] and same < fill:
+        withdraw(meta, heads, table, keys, b)
+        drop(meta, table, keys, count, b)
+        return 0
+    return same
+
+
+@compiled
+def note_departures(
+    ring_keys: U64,
+    ring_seconds: F64,
+    ring_cause: I32,
+    written: int,
+    keys: U64,
+    blocks: I32,
+    seconds: float,
+    cause: int,
+) -> None:
+    """Write the keys of blocks that leave into a ring, after the `written` before them."""
+    capacity = ring_keys.shape[0]
+    for n in range(blocks.shape[0]):
+        at = (written + n) % capacity
+        ring_keys[at, 0] = keys[blocks[n], 0]
+        ring_keys[at, 1] = keys[blocks[n], 1]
+        ring_seconds[at] = seconds
+        ring_cause[at] = cause
+
+
+@compiled
+def sort_out(meta: I32, victims: I32, evicted: I64, published: I32) -> int:
+    """Count victims by owner, and list the published ones; return how many those are."""
+    n = 0
+    for b in victims:
+        evicted[meta[b, OWNER]] += 1
+        if meta[b, STATE] == PUBLISHED:
+            published[n] = b
+            n += 1
     return n

@@ -2,25 +2,30 @@
 
 from dataclasses import dataclass, field
 
-from stemkv.kvstore.ops import NONE
+import numpy as np
+
+from stemkv.kvstore.ops import I64, NONE
 
 
 @dataclass(slots=True)
 class OwnerCounts:
-    """Counts of one tenant since the start: tokens looked up and hit, blocks evicted."""
+    """Counts of one tenant since the start: tokens looked up and hit."""
 
     lookup: int = 0
     hit_full: int = 0
     hit_partial: int = 0
-    evicted: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Owners:
-    """Every tenant that ever opened a sequence here; a number is never used again."""
+    """Every tenant that ever opened a sequence here; a number is never used again.
+
+    evicted: how many blocks each has lost, int64 [at least as many as there are names].
+    """
 
     names: list[str] = field(default_factory=list)
     counts: list[OwnerCounts] = field(default_factory=list)
+    evicted: I64 = field(default_factory=lambda: np.zeros(16, np.int64))
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def find(self, tenant: str) -> int:
@@ -33,4 +38,6 @@ class Owners:
             self._numbers[tenant] = len(self.names)
             self.names.append(tenant)
             self.counts.append(OwnerCounts())
+            if len(self.names) > len(self.evicted):
+                self.evicted = np.concatenate([self.evicted, np.zeros_like(self.evicted)])
         return self._numbers[tenant]

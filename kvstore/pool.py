@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from stemkv.kvstore import ops
 from stemkv.kvstore.ids import BlockKey
+from stemkv.kvstore.keys import PackedKeys
 from stemkv.kvstore.ops import I32, NONE, PIN, REF, STATE, U64
 
 Tokens = npt.NDArray[np.int32]
@@ -35,6 +36,22 @@ class Place:
     owner: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Chain:
+    """A sequence's tokens and its block table (written to where a twin takes a block's place).
+
+    root: reference of its root, with its index and key. may_swap: whether twins may be adopted.
+    """
+
+    tokens: Tokens
+    blocks: I32
+    root: int
+    root_index: int
+    root_key: U64
+    owner: int
+    may_swap: bool
+
+
 @dataclass(slots=True, eq=False)
 class Pool:
     """All blocks; see `ops` for the arrays."""
@@ -44,7 +61,7 @@ class Pool:
     meta: I32 = field(init=False)
     tokens: I32 = field(init=False)
     keys: U64 = field(init=False)
-    table: I32 = field(init=False)
+    table: ops.I64 = field(init=False)
     count: ops.I64 = field(init=False)
     heads: I32 = field(init=False)
 
@@ -59,10 +76,17 @@ class Pool:
         ops.free_all(self.meta, self.count)
         self.tokens = np.zeros((n, self.block_size), np.int32)
         self.keys = np.zeros((n, 2), np.uint64)
-        self.table = np.full(1 << max(4, (2 * n - 1).bit_length()), NONE, np.int32)
+        self.table = np.full(1 << max(4, (2 * n - 1).bit_length()), NONE, np.int64)
         self.heads = np.full(16, NONE, np.int32)
 
     # --- what is there -----------------------------------------------------------------------
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of memory that the blocks' bookkeeping takes."""
+        return sum(
+            array.nbytes for array in (self.meta, self.tokens, self.keys, self.table, self.count)
+        )
 
     @property
     def free(self) -> int:
@@ -90,6 +114,10 @@ class Pool:
         """Return the key of a published block."""
         return BlockKey(self.keys[block].tobytes())
 
+    def keys_of(self, blocks: I32) -> PackedKeys:
+        """Return the keys of published blocks."""
+        return PackedKeys(self.keys[blocks].tobytes())
+
     def children(self, parent: int) -> Iterator[int]:
         """Iterate over the children of a parent, most recently used first."""
         b = int(ops.first_child(self.meta, self.heads, parent))
@@ -108,6 +136,22 @@ class Pool:
         return int(
             ops.walk(self.tokens, self.meta, self.heads, prompt, parent, start, len(out), out)
         )
+
+    def match_chain(self, prompt: Tokens, root: int, root_key: U64) -> I32:
+        """Return the leading published blocks of a prompt; see `ops.match_chain`."""
+        out = np.empty(len(prompt) // self.block_size, np.int32)
+        found = ops.match_chain(
+            self.tokens,
+            self.meta,
+            self.heads,
+            self.table,
+            self.keys,
+            prompt,
+            root,
+            root_key,
+            out,
+        )
+        return out[:found]
 
     def find_twin(self, prompt: Tokens, offset: int, parent: int, key: BlockKey) -> int:
         """Return the block under a key if it is parent's child with prompt's tokens at offset.
@@ -169,6 +213,29 @@ class Pool:
         self.meta[block, STATE] = ops.PUBLISHED
         self.keys[block] = _halves(key)
         ops.insert_key(self.table, self.keys, block)
+
+    def publish_chain(self, chain: "Chain", start: int, stop: int) -> tuple[int, I32]:
+        """Publish a sequence's blocks of index start to stop - 1; see `ops.publish_chain`.
+
+        Returns the index reached and the blocks that are new in the index.
+        """
+        stored = np.empty(stop - start, np.int32)
+        reached, new = ops.publish_chain(
+            self.tokens,
+            self.meta,
+            self.heads,
+            self.table,
+            self.keys,
+            self.count,
+            chain.tokens,
+            chain.blocks,
+            start,
+            stop,
+            np.array([chain.root, chain.root_index, chain.owner, chain.may_swap], np.int64),
+            chain.root_key,
+            stored,
+        )
+        return int(reached), stored[:new]
 
     def make_tail(self, block: int, place: Place) -> None:
         """Put a partly filled private block into the tree."""

@@ -10,7 +10,7 @@ from stemkv.kvstore.keys import as_bytes
 from stemkv.kvstore.leaders import Leaders
 from stemkv.kvstore.matching import Matcher
 from stemkv.kvstore.ops import FILL, NONE, STATE
-from stemkv.kvstore.pool import Place, Pool, Tokens
+from stemkv.kvstore.pool import Chain, Place, Pool, Tokens
 from stemkv.kvstore.sequences import Sequences, SequenceState
 
 
@@ -27,6 +27,9 @@ class Publisher:
 
     def publish(self, state: SequenceState) -> None:
         """Publish a sequence's full blocks; one that has a published twin is swapped for it."""
+        if self.matcher.hashes_inside:
+            self._publish_inside(state)
+            return
         size = self.pool.block_size
         tokens = self.sequences.tokens(state)
         data = as_bytes(tokens[: state.computed])
@@ -51,6 +54,24 @@ class Publisher:
             state.published += 1
         if stored:
             self.directory.record(stored, ())
+
+    def _publish_inside(self, state: SequenceState) -> None:
+        """Do the same in the pool's own loop."""
+        chain = Chain(
+            tokens=self.sequences.tokens(state),
+            blocks=self.sequences.table(state),
+            root=state.root.reference,
+            root_index=state.root.index,
+            root_key=state.root.words,
+            owner=state.owner,
+            may_swap=self.directory.current,
+        )
+        stop = state.computed // self.pool.block_size
+        state.published, stored = self.pool.publish_chain(chain, state.published, stop)
+        if state.published < stop:
+            state.writes = False
+        if len(stored):
+            self.directory.record(self.pool.keys_of(stored), ())
 
     def keep_tail(self, state: SequenceState) -> None:
         """Leave a closing sequence's partly filled last block in the tree, if it says more."""

@@ -8,11 +8,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.flush import Flush, FlushKind, scope_name, scope_of
 from stemkv.kvstore.ids import BlockKey
 from stemkv.kvstore.keys import root_key
 from stemkv.kvstore.namespace import Namespace
+from stemkv.kvstore.ops import U64
 from stemkv.kvstore.pool import Pool
 
 Identity = tuple[bytes, str, bytes, str]
@@ -36,6 +39,11 @@ class Root:
     identity: Identity
     sequences: int = 0
     alive: bool = True
+    words: U64 = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Keep the key as the pool's loops take it."""
+        self.words = np.frombuffer(self.key, np.uint64)
 
     @property
     def reference(self) -> int:

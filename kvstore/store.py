@@ -155,9 +155,10 @@ class BlockStore:
         published = rows[rows[:, ops.STATE] == ops.PUBLISHED]
         names = self.owners.names
         held = np.bincount(published[:, ops.OWNER], minlength=len(names)).tolist()
+        evicted = self.owners.evicted[: len(names)].tolist()
         return {
-            name: TenantCounts(c.lookup, c.hit_full, c.hit_partial, blocks, c.evicted)
-            for name, c, blocks in zip(names, self.owners.counts, held, strict=True)
+            name: TenantCounts(c.lookup, c.hit_full, c.hit_partial, blocks, gone)
+            for name, c, blocks, gone in zip(names, self.owners.counts, held, evicted, strict=True)
         }
 
     # --- sequences ---------------------------------------------------------------------------

@@ -126,10 +126,10 @@ def drop_from_index(scene: Scene) -> None:
 def hide_in_index(scene: Scene) -> None:
     """Move an entry of the index to where it is not looked for."""
     table = scene.store.pool.table
-    slot = int((table == scene.cached[1]).argmax())
+    slot = int(((table >= 0) & (table & 0xFFFFFFFF == scene.cached[1])).argmax())
     free = (table == ops.NONE) & (np.roll(table, 1) == ops.NONE)
-    table[slot] = ops.NONE
-    table[int(free.argmax())] = scene.cached[1]
+    entry, table[slot] = table[slot], ops.NONE
+    table[int(free.argmax())] = entry
 
 
 def change_tokens(scene: Scene) -> None:
