@@ -1,0 +1,16 @@
+"""Who is evicted: which cached blocks give way when the free ones do not suffice.
+
+Adding a policy is one file here and one line in `EVICTION`.
+"""
+
+from collections.abc import Mapping
+
+from stemkv.policies.eviction.lru import lru
+from stemkv.policies.eviction.protocol import ListPolicy
+
+EvictionPolicy = ListPolicy
+
+EVICTION: Mapping[str, EvictionPolicy] = {
+    "lru": lru,
+}
+"""Name -> policy."""
