@@ -114,7 +114,7 @@ async def flush(body: FlushRequest, service: Parts) -> FlushBody:
         namespace = Namespace(tenant="", domain=b"", adapter=body.adapter)
     prefix = b"" if body.by != "prefix" else _as_bytes(await _tokens(service, body))
     report = await _ask(service, DoFlush(FlushKind(body.by), namespace, prefix), FlushReport)
-    acknowledged = await _acknowledgements(service, report, wait_seconds=body.wait_seconds)
+    acknowledged, trouble = await _acknowledgements(service, report, wait_seconds=body.wait_seconds)
     block_bytes = service.info().block_bytes
     return FlushBody(
         flush_id=report.flush_id,
@@ -127,8 +127,8 @@ async def flush(body: FlushRequest, service: Parts) -> FlushBody:
             for name, blocks in report.blocks_by_tenant.items()
         },
         acknowledged={str(worker): done for worker, done in acknowledged.items()},
-        complete=report.directory_error is None and all(acknowledged.values()),
-        directory_error=report.directory_error,
+        complete=trouble is None and all(acknowledged.values()),
+        directory_error=trouble,
     )
 
 
@@ -145,7 +145,10 @@ async def explain(body: PromptQuery, service: Parts) -> ExplainBody:
     at = found.position if found.differing_position is None else found.differing_position
     return ExplainBody(
         **asdict(found),
-        reusable_tokens=found.full_block_tokens + found.partial_tokens,
+        # the last token is always computed, for the logits that follow it
+        reusable_tokens=min(
+            found.full_block_tokens + found.partial_tokens, found.prompt_tokens - 1
+        ),
         text_before=await service.encoder.decode(
             tokens[max(0, at - _CONTEXT_TOKENS) : at].tolist()
         ),
@@ -181,16 +184,24 @@ async def audit(service: Parts) -> AuditBody:
 
 async def _acknowledgements(
     service: Service, report: FlushReport, *, wait_seconds: float
-) -> Mapping[WorkerId, bool]:
-    """Return which workers have carried a flush out, waiting for those that have not."""
-    acknowledged = report.acknowledged
+) -> tuple[Mapping[WorkerId, bool], str | None]:
+    """Return which workers have carried a flush out, waiting for those that have not.
+
+    With it, what kept the directory from telling: the flush itself has been carried out here,
+    and that is to be reported whatever comes after.
+    """
+    acknowledged, trouble = report.acknowledged, report.directory_error
     deadline = service.clock() + wait_seconds
-    while not all(acknowledged.values()) and service.clock() < deadline:
+    while trouble is None and not all(acknowledged.values()) and service.clock() < deadline:
         await asyncio.sleep(_POLL_SECONDS)
-        reply = await _reply(service, GetAcknowledgements(report.flush_id))
-        assert isinstance(reply, Mapping)
-        acknowledged = reply
-    return acknowledged
+        try:
+            reply = await _reply(service, GetAcknowledgements(report.flush_id))
+        except ApiError as error:
+            trouble = error.body.message
+        else:
+            assert isinstance(reply, Mapping)
+            acknowledged = reply
+    return acknowledged, trouble
 
 
 async def _ask(service: Service, call: AdminCall, kind: type[R]) -> R:

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from pydantic_core import PydanticCustomError
 
 from stemkv.engine.api.fields import StrictModel, Text
-from stemkv.engine.api.schemas import Message, ShortText, TokenIds
+from stemkv.engine.api.schemas import Messages, ShortText, TokenIds
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 TenantName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -31,7 +31,7 @@ class PromptFields(StrictModel):
     """A prompt in one of three ways; `token_ids` are taken as they are."""
 
     prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     token_ids: TokenIds | None = None
     add_generation_prompt: bool = True
 
@@ -221,8 +221,10 @@ class FlushBody(BaseModel):
 class ExplainBody(BaseModel):
     """How much of a prompt would be reused now, and why not more.
 
-    position: index of the first token that would be computed. The texts are decoded from the
-    prompt's own tokens (before, found) and from the nearest cached sibling's (expected).
+    reusable_tokens: what a request would report as cached: of a prompt that is cached in full,
+    all but the last token. position: index of the first token that would be computed. The texts
+    are decoded from the prompt's own tokens (before, found) and from the nearest cached sibling's
+    (expected).
     """
 
     prompt_tokens: int

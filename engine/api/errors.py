@@ -146,7 +146,10 @@ def from_validation(error: RequestValidationError) -> ApiError:
     if kind == "extra_forbidden":
         kind, message = UNKNOWN_PARAMETER, "Unknown parameter"
     if kind not in ("missing", UNKNOWN_PARAMETER):
-        message = f"{message} (got {shown(problem.get('input'))})"
+        value = problem.get("input")
+        if "field" in context and isinstance(value, Mapping):
+            value = value.get(context["field"])
+        message = f"{message} (got {shown(value)})"
     more = len(problems) - 1
     rest = f" {more} more problem{'s' if more > 1 else ''} in this request." if more else ""
     code = kind if kind in (UNKNOWN_PARAMETER, UNSUPPORTED_VALUE) else "invalid_value"
@@ -165,6 +168,11 @@ def from_http(error: HTTPException, method: str, path: str) -> ApiError:
     if error.status_code == 405:
         message = f"{target}: the method is not allowed here."
         return ApiError(405, message, code="method_not_allowed", headers=headers)
+    if error.status_code == 400:  # FastAPI's word for a body that no parser takes
+        return invalid(
+            "The body is not JSON in UTF-8, or is nested too deeply, or has too long a number.",
+            code="invalid_json",
+        )
     return ApiError(error.status_code, str(error.detail), headers=headers)
 
 

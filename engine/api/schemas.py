@@ -6,7 +6,14 @@ nothing, and refused by name at any other.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from stemkv.engine.api.errors import UNSUPPORTED_VALUE
@@ -16,19 +23,39 @@ MAX_STOPS = 16
 MAX_STOP_TOKENS = 64
 MAX_LOGPROBS = 20
 MAX_N = 128
+MAX_METADATA = 16
+MAX_MESSAGES = 10_000
+MAX_PARTS = 1000
+MAX_PROMPTS = 1000
 TOKEN_LIMIT = 2**31 - 1
 SEED_LIMIT = 2**63
 
 ShortText = Annotated[str, StringConstraints(max_length=256)]
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+
+
+def _few(value: Any) -> Any:
+    # pydantic counts an object's entries only after it has checked each of them
+    if isinstance(value, dict) and len(value) > MAX_METADATA:
+        raise PydanticCustomError(
+            "too_long", "There should be at most {limit} entries", {"limit": MAX_METADATA}
+        )
+    return value
+
+
 Metadata = Annotated[
     dict[
         Annotated[str, StringConstraints(max_length=64)],
         Annotated[str, StringConstraints(max_length=512)],
     ],
-    Field(max_length=16),
+    BeforeValidator(_few),
+    Field(max_length=MAX_METADATA),
 ]
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=TOKEN_LIMIT)]], Field(min_length=1)]
+# Lists end at their first wrong item: a body has room for millions, and an error for each
+# would hold up the event loop for a minute.
+TokenIds = Annotated[
+    list[Annotated[int, Field(ge=0, le=TOKEN_LIMIT)]], Field(min_length=1, fail_fast=True)
+]
 
 
 def _string_or_list(value: Any) -> str:
@@ -51,9 +78,11 @@ Stop = Annotated[
 ]
 Prompt = Annotated[
     Annotated[Text, Tag("<string>")]
-    | Annotated[list[Text], Tag("<strings>")]
+    | Annotated[list[Text], Field(max_length=MAX_PROMPTS, fail_fast=True), Tag("<strings>")]
     | Annotated[TokenIds, Tag("<tokens>")]
-    | Annotated[list[TokenIds], Tag("<token lists>")],
+    | Annotated[
+        list[TokenIds], Field(max_length=MAX_PROMPTS, fail_fast=True), Tag("<token lists>")
+    ],
     Discriminator(_prompt_shape),
 ]
 
@@ -145,7 +174,9 @@ class ToolCall(StrictModel):
 
 Content = Annotated[
     Annotated[Text, Tag("<string>")]
-    | Annotated[list[TextPart], Field(min_length=1), Tag("<list>")],
+    | Annotated[
+        list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag("<list>")
+    ],
     Discriminator(_string_or_list),
 ]
 
@@ -156,7 +187,7 @@ class Message(StrictModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: ShortText | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
     tool_call_id: ShortText | None = None
     refusal: Annotated[Any, *only(None)] = None
     audio: Annotated[Any, *only(None)] = None
@@ -179,10 +210,13 @@ class Message(StrictModel):
         return self.content
 
 
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
 class ChatRequest(GenerationRequest):
     """The body of `POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, le=TOKEN_LIMIT)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None

@@ -1,4 +1,5 @@
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -190,6 +191,17 @@ async def test_a_flush_waits_for_other_workers_and_no_longer(admin: Api) -> None
     assert reply["complete"] is False
 
 
+async def test_a_flush_is_reported_though_the_directory_is_lost_after_it(admin: Api) -> None:
+    """What went here is told, not complete, when nobody can say any more who has followed."""
+    told = replace(REPORT, acknowledged={WorkerId("w"): True, WorkerId("v"): False})
+    admin.engine.admin_replies[DoFlush] = told
+    admin.engine.admin_replies[GetAcknowledgements] = AdminError("unavailable", "redis: timeout")
+    reply = await _post(admin, FLUSH, by="all", wait_seconds=5)
+    assert (reply["flush_id"], reply["blocks"]) == (REPORT.flush_id, REPORT.blocks)
+    assert not reply["complete"]
+    assert "redis: timeout" in reply["directory_error"]
+
+
 async def test_a_flush_that_others_could_not_be_told_is_not_complete(admin: Api) -> None:
     """A directory that is away is said, and the flush does not count as complete."""
     admin.engine.admin_replies[DoFlush] = FlushReport(
@@ -247,6 +259,13 @@ async def test_explain_decodes_the_text_around_the_difference(admin: Api) -> Non
     assert reply["text_before"] == "<s>Hi "
     decode = admin.engine.tokenizer.decode
     assert (reply["expected_text"], reply["found_text"]) == (decode([65]), decode([66]))
+
+
+async def test_explain_of_what_is_cached_in_full_leaves_the_last_token(admin: Api) -> None:
+    """As a request would report it: the last token is computed, however much is cached."""
+    admin.engine.admin_replies[DoExplain] = Explanation(32, 32, 0, "complete", 31, "all is cached")
+    reply = await _post(admin, EXPLAIN, tenant="a", prompt="Hi there")
+    assert (reply["full_block_tokens"], reply["reusable_tokens"]) == (32, 31)
 
 
 async def test_explain_takes_messages_as_a_chat_would(admin: Api) -> None:

@@ -12,6 +12,8 @@ import httpx
 import pytest
 from support.api import chat_body
 
+from stemkv.engine.api.server import listen
+
 PROGRAM = Path(__file__).parents[2] / "support" / "serve_fake.py"
 CHAT = "/v1/chat/completions"
 
@@ -78,6 +80,24 @@ async def test_a_second_signal_ends_what_is_running() -> None:
         assert "error" in json.loads(rest[-1].removeprefix("data: "))
         assert "closed True" in await _rest(process)
         assert await process.wait() == 0
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_small_writes_are_not_held_back(host: str) -> None:
+    """Nagle's algorithm is off: it keeps the second of a response's two writes for 40 ms."""
+    connected: asyncio.Future[asyncio.StreamWriter] = asyncio.get_running_loop().create_future()
+    with listen(host, 0) as listener:
+        port = listener.getsockname()[1]
+        server = await asyncio.start_server(
+            lambda _, writer: connected.set_result(writer), sock=listener
+        )
+        async with server:
+            _, client = await asyncio.open_connection(host, port)
+            served = await asyncio.wait_for(connected, 10)
+            accepted = served.get_extra_info("socket")
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            served.close()
+            client.close()
 
 
 async def test_a_taken_port_is_refused_by_name() -> None:

@@ -1,6 +1,7 @@
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from support.api import ADMIN, MODEL, Api, chat_body, served_api, text_body
 from support.fake_engine import engine_info
 
@@ -66,6 +67,7 @@ WRONG_ANYWHERE: list[tuple[str, Any, str | None]] = [
 WRONG_IN_CHAT: list[tuple[str, Any, str | None]] = [
     ("messages", [], None),
     ("messages", None, None),
+    ("messages", [{"role": "user", "content": "x"}] * 10_001, None),
     ("messages", "Hi", None),
     ("messages", [5], "messages[0]"),
     ("messages", [{"role": "user"}], "messages[0].content"),
@@ -128,6 +130,8 @@ WRONG_IN_TEXT: list[tuple[str, Any, str | None]] = [
     ("prompt", [[5], [-1]], "prompt[1][0]"),
     ("prompt", [2**31], "prompt[0]"),
     ("prompt", [True], "prompt[0]"),
+    ("prompt", ["a"] * 1001, None),
+    ("prompt", [[1]] * 1001, None),
     ("echo", 1, None),
     ("logprobs", -1, None),
     ("logprobs", 21, None),
@@ -270,6 +274,47 @@ async def test_a_long_value_is_cut_in_the_message(api: Api) -> None:
         response = await api.http.post(CHAT, json=body)
         assert response.status_code in (400, 404)
         assert len(response.text) < 2000
+
+
+WRONG_MANY_TIMES: list[tuple[str, dict[str, Any]]] = [
+    (TEXT, {"prompt": [-1] * 50_000}),
+    (TEXT, {"prompt": [[-1] * 50_000]}),
+    (TEXT, {"prompt": ["x", *[1] * 50_000]}),
+    (TEXT, {"prompt": [[]] * 50_000}),
+    (TEXT, {"stop": [1] * 50_000}),
+    (TEXT, {"stop_token_ids": [-1] * 50_000}),
+    (TEXT, {"metadata": {str(key): 1 for key in range(50_000)}}),
+    (TEXT, {str(key): 1 for key in range(50_000)}),
+    (CHAT, {"messages": [{}] * 50_000}),
+    (CHAT, {"messages": [{"role": "user", "content": [{}] * 50_000}]}),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}] * 50_000}]}),
+]
+
+
+@pytest.mark.parametrize(("path", "changes"), WRONG_MANY_TIMES)
+def test_what_is_wrong_many_times_costs_few_errors(path: str, changes: dict[str, Any]) -> None:
+    """A body of thousands of mistakes is given up early: each error would cost time of all."""
+    model = ChatRequest if path == CHAT else CompletionRequest
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate({**_base(path), **changes})
+    assert caught.value.error_count() <= 64
+
+
+async def test_a_conflict_shows_the_value_of_its_field(api: Api) -> None:
+    """What is wrong only beside another field is quoted itself, and not what it stands in."""
+    response = await api.http.post(CHAT, json=chat_body(top_logprobs=7))
+    assert "(got 7)" in response.json()["error"]["message"]
+    response = await api.http.post(TEXT, json=text_body(best_of=3))
+    assert "(got 3)" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"[" * 5000, b'{"n": ' + b"9" * 5000 + b"}"])
+async def test_what_no_parser_takes_is_said_to_be_no_json(api: Api, content: bytes) -> None:
+    """Bad UTF-8, deep nesting and endless numbers have the code that broken JSON has."""
+    headers = {"content-type": "application/json"}
+    response = await api.http.post(TEXT, content=content, headers=headers)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "invalid_json"
 
 
 async def test_an_unknown_model_is_a_404(api: Api) -> None:
