@@ -6,8 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from stemkv.kvstore.explain import explain
-from stemkv.kvstore.inspect import get_block, list_blocks
 
 from stemkv.engine.messages import (
     AdminCall,
@@ -30,8 +28,10 @@ from stemkv.engine.messages import (
 from stemkv.engine.scheduler import Scheduler
 from stemkv.kvstore.audit import audit
 from stemkv.kvstore.directory.protocol import DirectoryUnavailable
+from stemkv.kvstore.explain import explain
 from stemkv.kvstore.flush import Flush, FlushKind
 from stemkv.kvstore.ids import FlushId
+from stemkv.kvstore.inspect import get_block, list_blocks
 from stemkv.kvstore.namespace import Namespace
 from stemkv.kvstore.store import BlockStore
 

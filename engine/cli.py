@@ -62,6 +62,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _fail(message: str, status: int) -> int:
+    if not message:  # no arguments were given, and the help has been printed
+        return status
     line = " ".join(message.split())
     typer.echo(f"stemkv: {line}", err=True)
     return status

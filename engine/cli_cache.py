@@ -8,18 +8,17 @@ from typing import Annotated, Any
 
 import httpx
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from stemkv.engine.cli_state import StateDir
+from stemkv.engine.cli_tables import pairs, records, show
 from stemkv.engine.config import ConfigError
-from stemkv.engine.state import ADMIN_KEY_VARIABLE, StateFolder
+from stemkv.engine.state import ADMIN_KEY_FILE, ADMIN_KEY_VARIABLE, state_path
 
 app = typer.Typer(no_args_is_help=True, help="Ask a running service about its cache; flush it.")
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 REQUEST_SECONDS = 60.0
+_KEY_DIGITS = 12  # of 32, in tables
 AUDIT_FOUND = 3  # exit status of `audit` that found violations
 
 Url = Annotated[str, typer.Option("--url", envvar="STEMKV_URL", help="Address of the service.")]
@@ -42,7 +41,7 @@ def admin_key(state_dir: Path | None) -> str:
     given = os.environ.get(ADMIN_KEY_VARIABLE)
     if given:
         return given
-    path = StateFolder(state_dir).admin_key_path
+    path = state_path(state_dir) / ADMIN_KEY_FILE
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError as error:
@@ -102,28 +101,6 @@ def _prompt(prompt: str | None, messages: Path | None) -> dict[str, Any]:
         raise ConfigError(f"messages: {messages} is no readable JSON file: {error}") from error
 
 
-def _pairs(title: str, values: Mapping[str, Any]) -> Table:
-    table = Table(title=title, show_header=False)
-    for name, value in values.items():
-        table.add_row(name.replace("_", " "), _shown(value))
-    return table
-
-
-def _rows(items: list[dict[str, Any]]) -> Table:
-    table = Table(*[name.replace("_", " ") for name in items[0]] if items else ["nothing"])
-    for item in items:
-        table.add_row(*[_shown(value) for value in item.values()])
-    return table
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return escape(f"{value:,}" if isinstance(value, int) else str(value))
-
-
 def _tenant(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
     """Pick what fits a line; --json has the rest. Tokens unless a heading says otherwise."""
     rate = figures["hit_rate"]
@@ -139,6 +116,20 @@ def _tenant(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _block(block: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick what fits a line, keys by their beginning; --json has the rest."""
+    return {
+        "key": None if block["key"] is None else block["key"][:_KEY_DIGITS],
+        "tenant": block["tenant"],
+        "salt": block["salt"] or None,
+        "depth": block["depth"],
+        "tokens": block["tokens"],
+        "used_by": block["references"],
+        "children": block["children"],
+        "state": block["state"],
+    }
+
+
 @app.command()
 def stats(url: Url = DEFAULT_URL, state_dir: StateDir = None, raw: Raw = False) -> None:
     """Show the pool, the queues and each tenant's figures."""
@@ -146,13 +137,12 @@ def stats(url: Url = DEFAULT_URL, state_dir: StateDir = None, raw: Raw = False) 
     if raw:
         typer.echo(json.dumps(reply, indent=1))
         return
-    console = Console()
     plain = {name: value for name, value in reply.items() if not isinstance(value, dict)}
-    console.print(_pairs("worker", plain))
-    console.print(_pairs("pool (blocks)", reply["pool"]))
-    console.print(_pairs("queue", reply["queue"]))
+    show(pairs("worker", plain))
+    show(pairs("pool (blocks)", reply["pool"]))
+    show(pairs("queue", reply["queue"]))
     if reply["tenants"]:
-        console.print(_rows([_tenant(name, row) for name, row in reply["tenants"].items()]))
+        show(records([_tenant(name, row) for name, row in reply["tenants"].items()]))
 
 
 @app.command()
@@ -174,7 +164,7 @@ def blocks(
     if raw:
         typer.echo(json.dumps(reply, indent=1))
         return
-    Console().print(_rows(reply["blocks"]))
+    show(records([_block(block) for block in reply["blocks"]]))
     if reply["next_cursor"] is not None:
         typer.echo(f"more: --cursor {reply['next_cursor']}")
 
@@ -227,7 +217,7 @@ def explain(
     if raw:
         typer.echo(json.dumps(reply, indent=1))
     else:
-        Console().print(_pairs("explanation", _given(reply)))
+        show(pairs("explanation", _given(reply)))
 
 
 @app.command()
@@ -248,7 +238,7 @@ def locate(
         typer.echo(json.dumps(reply, indent=1))
         return
     typer.echo(f"prompt: {reply['prompt_tokens']} tokens")
-    Console().print(_rows(reply["workers"]))
+    show(records(reply["workers"]))
 
 
 @app.command()

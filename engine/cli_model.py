@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from stemkv.engine.cli_tables import rows, show
 from stemkv.engine.config import ConfigError
 from stemkv.engine.model_fetch import (
     CATALOG,
@@ -53,9 +53,9 @@ def path(name: Name = DEFAULT_MODEL) -> None:
 def list_models() -> None:
     """List the models that stemkv fetches, and which are there."""
     root = cache_root()
-    table = Table("model", "from", "download", "folder")
+    lines = []
     for source in CATALOG.values():
         there = is_fetched(source, root)
         where = str(model_path(source, root)) if there else "not fetched"
-        table.add_row(source.name, source.requirement, f"{source.wheel_bytes / 1e6:.0f} MB", where)
-    Console().print(table)
+        lines.append((source.name, source.requirement, f"{source.wheel_bytes / 1e6:.0f} MB", where))
+    show(rows(["model", "from", "download", "folder"], lines))

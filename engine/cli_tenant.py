@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from stemkv.engine.cli_state import Deployment, RedisUrl, StateDir, open_tenants
+from stemkv.engine.cli_tables import rows, show
 from stemkv.engine.config import ConfigError
 from stemkv.engine.state import StateFolder
 from stemkv.engine.tenants import Tenant, TenantStore, UnknownTenantError
@@ -44,12 +43,17 @@ def add(
     redis_url: RedisUrl = None,
     deployment: Deployment = "default",
 ) -> None:
-    """Add a tenant and print its first key, or change the group of one that is there."""
+    """Add a tenant and print its first key; one that is there gets the group and state told here.
+
+    Without --group it is in none, without --disabled it is enabled.
+    """
     with _store(state_dir, redis_url, deployment) as store:
         known = any(tenant.name == name for tenant in store.tenants())
         store.put_tenant(Tenant(name=name, group=group, enabled=not disabled))
         if known:
-            typer.echo(f"changed tenant {name}; its keys stay")
+            state = "disabled" if disabled else "enabled"
+            shared = f"group {group}" if group else "no group"
+            typer.echo(f"changed tenant {name}: {shared}, {state}; its keys stay")
         else:
             typer.echo(f"added tenant {name}; its key, shown this once:", err=True)
             typer.echo(store.add_key(name))
@@ -60,13 +64,12 @@ def list_tenants(
     state_dir: StateDir = None, redis_url: RedisUrl = None, deployment: Deployment = "default"
 ) -> None:
     """List tenants."""
-    table = Table("tenant", "group", "state", "keys")
+    lines = []
     with _store(state_dir, redis_url, deployment) as store:
         for tenant in store.tenants():
             state = "enabled" if tenant.enabled else "disabled"
-            count = str(len(store.keys(tenant.name)))
-            table.add_row(tenant.name, tenant.group or "-", state, count)
-    Console().print(table)
+            lines.append((tenant.name, tenant.group, state, len(store.keys(tenant.name))))
+    show(rows(["tenant", "group", "state", "keys"], lines))
 
 
 @app.command()
@@ -103,12 +106,12 @@ def list_keys(
     deployment: Deployment = "default",
 ) -> None:
     """List a tenant's keys by their ids; the keys themselves are not kept."""
-    table = Table("key id", "created")
+    lines = []
     with _store(state_dir, redis_url, deployment) as store:
         for key in store.keys(tenant):
             created = datetime.fromtimestamp(key.created, UTC)
-            table.add_row(key.key_id, created.isoformat(timespec="seconds"))
-    Console().print(table)
+            lines.append((key.key_id, created.isoformat(timespec="seconds")))
+    show(rows(["key id", "created"], lines))
 
 
 @keys_app.command("revoke")

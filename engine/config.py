@@ -15,7 +15,7 @@ class EngineConfig:
     model: local Hugging Face folder or hub id. kv_memory: bytes for the cache, or a share of the
     memory that is free when the model is loaded (a float in (0, 1]). max_model_len: None takes
     the model's own. dtype "auto" takes the checkpoint's. kernels "auto": Triton on cuda, the CPU
-    path on cpu; "triton" on cpu runs under Triton's interpreter; "torch" is the oracle.
+    path on cpu; "triton" on cpu needs TRITON_INTERPRET=1; "torch" is the oracle.
     max_batch_tokens: tokens of one step, prefill and decode together. max_running: sequences of
     one step. max_queue: requests that may wait. secret: the deployment's, 32 bytes; it keys
     hashes and tenant domains. debug_audit: audit the store after every step.

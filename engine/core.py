@@ -33,7 +33,7 @@ from stemkv.kernels.select import BackendUnavailable, select_backend
 from stemkv.kvstore.audit import audit
 from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.directory.factory import make_directory
-from stemkv.kvstore.directory.protocol import Directory
+from stemkv.kvstore.directory.protocol import Directory, DirectoryMismatch
 from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.values import Shortage
 from stemkv.kvstore.warm import warm_up as warm_up_store
@@ -65,7 +65,7 @@ class EngineCore:
         self._jobs: dict[str, Job] = {}
         self._arrivals = 0
         self._admin = Admin(store, self._scheduler)
-        self._info = _info(config, loaded, store)
+        self._info = _info(config, loaded, runner, store)
 
     @property
     def info(self) -> EngineInfo:
@@ -339,16 +339,23 @@ def build_core(config: EngineConfig) -> EngineCore:
 
 
 def _directory(config: EngineConfig, loaded: LoadedModel) -> Directory:
-    return make_directory(
-        config.redis_url,
-        deployment=config.deployment,
-        secret=config.secret,
-        fingerprint=loaded.fingerprint,
-        lease_seconds=config.lease_seconds,
-    )
+    try:
+        return make_directory(
+            config.redis_url,
+            deployment=config.deployment,
+            secret=config.secret,
+            fingerprint=loaded.fingerprint,
+            lease_seconds=config.lease_seconds,
+        )
+    except DirectoryMismatch as error:
+        raise ConfigError(str(error)) from error
+    except ValueError as error:
+        raise ConfigError(f"redis_url: {error}") from error
 
 
-def _info(config: EngineConfig, loaded: LoadedModel, store: BlockStore) -> EngineInfo:
+def _info(
+    config: EngineConfig, loaded: LoadedModel, runner: ModelRunner, store: BlockStore
+) -> EngineInfo:
     limits = store.config
     return EngineInfo(
         model=config.served_model_name or loaded.name,
@@ -361,7 +368,7 @@ def _info(config: EngineConfig, loaded: LoadedModel, store: BlockStore) -> Engin
         block_bytes=limits.block_bytes,
         device=str(loaded.device),
         dtype=str(loaded.dtype).removeprefix("torch."),
-        kernels=config.kernels,
+        kernels=runner.kernels,
         worker=store.directory.worker,
     )
 

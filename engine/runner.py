@@ -37,6 +37,11 @@ class ModelRunner:
         self._layers = tuple(layout.layer_views(cache, layer) for layer in range(layout.layers))
         self._backend = backend
 
+    @property
+    def kernels(self) -> str:
+        """Name of the attention backend that was chosen."""
+        return self._backend.name
+
     def execute(self, plan: StepPlan) -> torch.Tensor:
         """Copy blocks, run the batch, return the wanted rows' logits.
 

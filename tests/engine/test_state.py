@@ -60,7 +60,7 @@ def test_damaged_secret_is_refused(tmp_path: Path) -> None:
 def test_unusable_folder_is_refused(tmp_path: Path) -> None:
     """A path that is a file is an error that names the setting and the path."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"state_dir: .*file"):
+    with pytest.raises(ConfigError, match=r"state-dir: .*file"):
         StateFolder(tmp_path / "file")
 
 

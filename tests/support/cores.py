@@ -115,6 +115,8 @@ class HashRunner:
     slot changes the output. fail_on: plans for which it raises.
     """
 
+    kernels = "hash"
+
     def __init__(self, blocks: int, block_size: int, vocab: int) -> None:
         self._cache = np.full((blocks, block_size), -1, np.int64)
         self._vocab = vocab
