@@ -19,7 +19,7 @@ class LastKnown:
     """
 
     def __init__(self, grace_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._grace_seconds = grace_seconds
+        self.grace_seconds = grace_seconds
         self._clock = clock
         self._lock = threading.Lock()
         self._tenants: OrderedDict[bytes, Tenant] = OrderedDict()
@@ -67,4 +67,4 @@ class LastKnown:
 
     @property
     def _holds(self) -> bool:
-        return self._clock() - self._last_contact < self._grace_seconds
+        return self._clock() - self._last_contact < self.grace_seconds

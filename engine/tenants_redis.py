@@ -4,10 +4,12 @@ Keys, P = "stemkv:{deployment}:":
   P tenants   hash   name   -> JSON {"group", "enabled"}
   P keys      hash   digest -> JSON {"key_id", "tenant", "created"}
   P key-ids   hash   key id -> digest
+  P tenants-kept  string  there since the first tenant was put; gone when Redis lost the tenants
 Scripts change them, so that no process ever sees one without the other.
 """
 
 import json
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,15 +32,27 @@ from stemkv.engine.tenants import (
 )
 from stemkv.engine.tenants_memory import LastKnown
 
+logger = logging.getLogger(__name__)
+
 _TIMEOUT_SECONDS = 2.0
 
+# Returns {1 if the tenants are kept}, with the tenant's name and record behind it if there is one.
 _AUTHENTICATE = """
+local kept = redis.call('EXISTS', KEYS[4])
 local key = redis.call('HGET', KEYS[2], ARGV[1])
-if not key then return false end
+if not key then return {kept} end
 local name = cjson.decode(key).tenant
 local tenant = redis.call('HGET', KEYS[1], name)
-if not tenant then return false end
-return {name, tenant}
+if not tenant then return {kept} end
+return {kept, name, tenant}
+"""
+
+# Returns {1 if the tenants are kept, 1 if there is one}.
+_EXIST = "return {redis.call('EXISTS', KEYS[4]), redis.call('EXISTS', KEYS[1])}"
+
+_PUT_TENANT = """
+redis.call('SET', KEYS[4], '1')
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 """
 
 _ADD_KEY = """
@@ -78,8 +92,9 @@ class RedisTenantStore:
     """`TenantStore` in Redis; see there for the methods.
 
     Connects at the first call. grace_seconds: how long `authenticate` and `empty` go on with
-    what Redis last said when it is away, so that serving goes on. Raises ConfigError when the
-    address is not one.
+    what Redis last said when it is away, or has come back without the tenants that it had, so
+    that serving goes on and nothing is opened by a loss. Raises ConfigError when the address is
+    not one.
     """
 
     def __init__(
@@ -90,15 +105,19 @@ class RedisTenantStore:
                 url,
                 socket_timeout=_TIMEOUT_SECONDS,
                 socket_connect_timeout=_TIMEOUT_SECONDS,
-                # once more at once: a pooled connection may have died since its last use
-                retry=Retry(NoBackoff(), 1),
+                # once more at once: a pooled connection may have died since its last use; but
+                # not after a timeout, which would double the wait for a Redis that hangs
+                retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
             )
         except ValueError as error:
             raise ConfigError(f"redis_url: {error}") from error
         self._known = LastKnown(grace_seconds)
         prefix = f"stemkv:{deployment}:"
         self._tenants_key = prefix + "tenants"
-        self._key_names = [prefix + "tenants", prefix + "keys", prefix + "key-ids"]
+        names = ("tenants", "keys", "key-ids", "tenants-kept")
+        self._key_names = [prefix + name for name in names]
+        self._was_kept = False
+        self._is_lost = False
 
     def authenticate(self, key: str) -> Tenant | None:
         """Return whose key this is, None if nobody's; while Redis is away, as it last said."""
@@ -107,43 +126,48 @@ class RedisTenantStore:
             self._check_worth_asking()
             # The look-up is by a hash that the client cannot steer, and compares inside Redis:
             # its time says nothing of how much of a key was right.
-            found = self._script(_AUTHENTICATE, digest)
+            kept, *found = self._script(_AUTHENTICATE, digest)
+            self._check_not_lost(kept)
         except TenantStoreError:
             self._known.failed()
             tenant = self._known.tenant(digest)
             if tenant is None:
                 raise
             return tenant
-        tenant = None if found is None else _tenant(found[0], found[1])
+        tenant = _tenant(found[0], found[1]) if found else None
         self._known.note_tenant(digest, tenant)
         return tenant
 
     def tenants(self) -> tuple[Tenant, ...]:
         """Return all tenants by name."""
         with _mapped():
-            rows: Any = self._redis.hgetall(self._tenants_key)
+            pipeline = self._redis.pipeline(transaction=True)
+            pipeline.exists(self._key_names[3])
+            pipeline.hgetall(self._tenants_key)
+            kept, rows = pipeline.execute()
+        self._check_not_lost(kept)
         return tuple(_tenant(name, rows[name]) for name in sorted(rows))
 
     def empty(self) -> bool:
         """Whether there is no tenant at all; while Redis is away, as it last said."""
         try:
             self._check_worth_asking()
-            with _mapped():
-                empty = not self._redis.exists(self._tenants_key)
+            kept, exists = self._script(_EXIST)
+            self._check_not_lost(kept)
         except TenantStoreError:
             self._known.failed()
             known = self._known.empty()
             if known is None:
                 raise
             return known
-        self._known.note_empty(empty)
-        return empty
+        self._known.note_empty(not exists)
+        return not exists
 
     def put_tenant(self, tenant: Tenant) -> None:
         """Add a tenant, or change one of the same name; its keys stay."""
         value = json.dumps({"group": tenant.group, "enabled": tenant.enabled})
-        with _mapped():
-            self._redis.hset(self._tenants_key, tenant.name, value)
+        self._script(_PUT_TENANT, tenant.name, value)
+        self._check_not_lost(1)
 
     def remove_tenant(self, name: str) -> bool:
         """Remove a tenant with its keys; whether there was one."""
@@ -189,6 +213,20 @@ class RedisTenantStore:
     def _check_worth_asking(self) -> None:
         if not self._known.should_ask:
             raise TenantStoreError("redis: it did not answer a moment ago")
+
+    def _check_not_lost(self, kept: int) -> None:
+        """Raise TenantStoreError if Redis had tenants, and knows nothing of that any more."""
+        if kept:
+            self._was_kept, self._is_lost = True, False
+        elif self._was_kept:
+            if not self._is_lost:
+                logger.error(
+                    "redis has lost the tenants: keys seen lately go on working for %g s;"
+                    " put them back, or start again with the file that has them",
+                    self._known.grace_seconds,
+                )
+            self._is_lost = True
+            raise TenantStoreError("redis: it has lost the tenants")
 
     def _script(self, script: str, *arguments: str | bytes) -> Any:
         with _mapped():

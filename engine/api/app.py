@@ -42,6 +42,7 @@ def create_app(
         client=client,
         tenants=tenants,
         encoder=PromptEncoder(tokenizer, threads=settings.tokenizer_threads),
+        keyed=not tenants.empty(),
     )
     app = FastAPI(
         title="stemkv",

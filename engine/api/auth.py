@@ -1,7 +1,7 @@
 """Who may ask for what: tenants by their key, the operator by the admin key.
 
-Without any tenant the service is open to this machine only: it must be bound to loopback, takes
-requests as the tenant "default", and refuses those that a web page could have sent (a foreign
+Until there is a tenant the service is open to this machine only: it must be bound to loopback,
+takes requests as the tenant "default", and refuses those that a web page could have sent (a foreign
 Host, as DNS rebinding makes it, or a foreign Origin). `/metrics` tells how much of all prompts
 together was cached, which says something of other tenants; so it needs the admin key, except in
 this open mode, where there are none.
@@ -64,9 +64,11 @@ async def authorize(service: Service, path: str, headers: Headers) -> Tenant | N
 
 
 def _authorize(service: Service, audience: Audience, headers: Headers) -> Tenant | None:
-    # Looked at anew for each request: tenants come and go while the service runs, and the last
-    # one's removal must not open a service that other machines can reach.
-    is_open = service.settings.loopback and service.tenants.empty()
+    # Looked at until there is a tenant: the first one closes a service that runs, and nothing
+    # opens it again, neither the last one's removal nor a store that has lost them.
+    is_open = service.settings.loopback and not service.keyed and service.tenants.empty()
+    if not is_open:
+        service.keyed = True
     if is_open:
         _refuse_web_pages(headers)
     if audience is Audience.METRICS and is_open:

@@ -26,6 +26,8 @@ T = TypeVar("T")
 class Service:
     """The parts of a running service. draining: it is stopping and takes no new requests.
 
+    keyed: there has been a tenant, so a key is asked for from now on: a store that has lost its
+    tenants must not open the service to whoever reaches it.
     clock: monotonic seconds. wall_clock: unix seconds.
     """
 
@@ -35,17 +37,14 @@ class Service:
     encoder: PromptEncoder
     metrics: Metrics = field(default_factory=Metrics)
     draining: bool = False
+    keyed: bool = False
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
 
     def engine_info(self) -> EngineInfo:
         """Return what is known of the engine; raises a 503 while it takes no requests."""
         if self.draining:
-            raise unavailable(
-                "The service is shutting down.",
-                retry_after=self.settings.restart_seconds,
-                code="shutting_down",
-            )
+            raise self._stopping()
         if not self.client.ready:
             raise self.engine_down()
         return self.info()
@@ -58,9 +57,18 @@ class Service:
             raise self.engine_down() from None
 
     def engine_down(self) -> ApiError:
-        """Return the 503 for an engine that died or is being started."""
+        """Return the 503 for an engine that died, is being started, or stops with the service."""
+        if self.draining:
+            return self._stopping()
         return unavailable(
             "The engine is being started; try again.", retry_after=self.settings.restart_seconds
+        )
+
+    def _stopping(self) -> ApiError:
+        return unavailable(
+            "The service is shutting down.",
+            retry_after=self.settings.restart_seconds,
+            code="shutting_down",
         )
 
     async def ask_tenants(self, question: Callable[[], T]) -> T:

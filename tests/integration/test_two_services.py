@@ -97,6 +97,22 @@ def is_current(service: ServeProcess) -> bool:
     return current
 
 
+def test_a_worker_of_another_model_is_refused(
+    services: Deployment, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """It ends before it serves, and says in one line what a deployment has to have in common."""
+    flags = ("--device=cpu", "--kv-memory=4MB", f"--redis-url={services.redis.url}")
+    other = ServeProcess(tiny_model("qwen3"), tmp_path, flags)
+    try:
+        assert other.process.wait(60) != 0
+    finally:
+        other.close()
+    assert "another fingerprint" in other.log()
+    assert "Traceback" not in other.log()
+    assert chat(services.one) == 0
+    assert chat(services.one) > 0
+
+
 def test_each_learns_what_the_other_holds(services: Deployment) -> None:
     """Both services tell which of them holds the prompt, and a flush on one reaches the other."""
     one, two = services.one, services.two

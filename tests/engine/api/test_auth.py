@@ -170,6 +170,21 @@ async def test_the_first_tenant_closes_an_open_service(api: Api) -> None:
     assert (await api.http.get("/v1/models", headers=_bearer(key))).status_code == 200
 
 
+async def test_a_store_that_lost_its_tenants_opens_nothing() -> None:
+    """A service that has had a tenant, at its start or later, asks for keys until it ends."""
+    async with served_api(KEYS) as api:
+        api.tenants.remove_tenant("a")
+        api.tenants.remove_tenant("off")
+        assert (await api.http.get("/v1/models")).status_code == 401
+        assert (await api.http.get("/metrics")).status_code == 401
+    async with served_api() as api:
+        assert (await api.http.get("/v1/models")).status_code == 200
+        api.tenants.put_tenant(Tenant("a"))
+        assert (await api.http.get("/v1/models")).status_code == 401
+        api.tenants.remove_tenant("a")
+        assert (await api.http.get("/v1/models")).status_code == 401
+
+
 async def test_a_store_that_cannot_be_read_opens_nothing(api: Api) -> None:
     """While tenants cannot be read, requests get a 503, and health is still told."""
 
