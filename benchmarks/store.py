@@ -98,7 +98,7 @@ class Subject:
         return admission.sequence
 
     def lengthen(self, running: npt.NDArray[np.int32], step: int) -> None:
-        """Do a decode step's bookkeeping: one more token each, written and, where full, published."""
+        """Do a decode step's bookkeeping: a token more each, written and, where full, published."""
         self.store.extend_all(running, np.full(len(running), step, np.int32))
         assert self.store.reserve_all(running) == len(running)
         self.store.take_copies()

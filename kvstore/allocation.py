@@ -7,24 +7,30 @@ import numpy as np
 
 from stemkv.kvstore import ops
 from stemkv.kvstore.directory.protocol import Directory
-from stemkv.kvstore.ghosts import GhostLog
-from stemkv.kvstore.ops import I32
+from stemkv.kvstore.eviction import Order
+from stemkv.kvstore.ghosts import FLUSHED, GhostLog
+from stemkv.kvstore.keys import PackedKeys
+from stemkv.kvstore.ops import I32, U64
 from stemkv.kvstore.owners import Owners
 from stemkv.kvstore.pool import NO_BLOCKS, Pool
 from stemkv.kvstore.values import Shortage
-from stemkv.policies.eviction import EvictionPolicy
 
 
 @dataclass(slots=True, eq=False)
 class Allocator:
-    """Hands out blocks, evicting as need be. evicted: blocks since the start, tails included."""
+    """Hands out blocks, evicting as need be.
+
+    keep_free: blocks that are free again whenever a sequence ends. evicted: blocks since the start,
+    tails included.
+    """
 
     pool: Pool
     owners: Owners
     ghosts: GhostLog
     directory: Directory
     clock: Callable[[], float]
-    policy: EvictionPolicy
+    order: Order
+    keep_free: int
     evicted: int = field(init=False, default=0)
 
     def shortage(self, needed: int, adopted: int = 0) -> Shortage | None:
@@ -34,19 +40,42 @@ class Allocator:
 
     def take(self, wanted: int, owner: int) -> I32:
         """Take blocks that are known to be available, evicting for `owner` as need be."""
+        if not wanted:
+            return NO_BLOCKS
         evict = wanted - self.pool.free
-        return self.pool.take(wanted, self._choose(evict, owner) if evict > 0 else NO_BLOCKS)
+        if evict <= 0:
+            return self.pool.take(wanted, NO_BLOCKS)
+        if self.order.by_list:
+            self.evicted += evict
+            blocks, departed = self.pool.take_oldest(wanted, self.owners.evicted)
+            self._tell(departed, owner)
+            return blocks
+        return self.pool.take(wanted, self._choose(evict, owner))
+
+    def tidy(self, owner: int) -> None:
+        """Evict until keep_free blocks are free, or nothing is left that could be evicted.
+
+        What an owner wrote a moment ago is not retained if it would be the first to go anyway.
+        """
+        free = self.pool.free
+        evict = min(self.keep_free, self.pool.available) - free
+        if evict > 0:
+            self.pool.evict(self._choose(evict, owner))
 
     def forget(self, blocks: I32, cause: int) -> None:
         """Note that these published blocks leave the index: for an owner, or FLUSHED."""
         if len(blocks):
-            self.ghosts.add(self.pool.keys, blocks, self.clock(), cause)
-            self.directory.record((), self.pool.keys_of(blocks))
+            self._tell(self.pool.keys_of(blocks), cause)
+            self.order.forget(blocks, flushed=cause == FLUSHED)
+
+    def _tell(self, keys: U64, cause: int) -> None:
+        if len(keys):
+            self.ghosts.add(keys, self.clock(), cause)
+            self.directory.record((), PackedKeys(keys.tobytes()))
 
     def _choose(self, wanted: int, owner: int) -> I32:
-        meta, n = self.pool.meta, self.pool.capacity
-        tails, cached = n + ops.TAIL_LIST, n + ops.CACHED_LIST
-        victims = np.asarray(self.policy(meta[:, ops.NEXT], tails, cached, wanted))
+        meta = self.pool.meta
+        victims = self.order.victims(wanted)
         self.evicted += wanted
         published = np.empty(wanted, np.int32)
         count = ops.sort_out(meta, victims, self.owners.evicted, published)

@@ -154,6 +154,7 @@ def _tree(store: BlockStore) -> Iterator[str]:
 
 def _order(store: BlockStore, placed: list[int]) -> Iterator[str]:
     """Check that a parent is cached or in use, and goes after its children (rule 8)."""
+    yield from store.order.violations()
     meta = store.pool.meta
     # Tails go first of all, so that they need no place among the others.
     position = {b: i for i, b in enumerate(placed) if meta[b, STATE] == ops.PUBLISHED}
@@ -164,7 +165,10 @@ def _order(store: BlockStore, placed: list[int]) -> Iterator[str]:
         if meta[parent, STATE] != ops.PUBLISHED:
             yield f"block {b}: its parent {parent} is not published (rule 8)"
         held = meta[b, REF] > 0 or meta[b, PIN] > 0
-        if parent in position and (held or position.get(b, NONE) > position[parent]):
+        if parent not in position:
+            continue
+        later = store.order.by_list and position.get(b, NONE) > position[parent]
+        if held or later:
             yield f"block {b} would be evicted after its parent {parent} (rule 8)"
 
 

@@ -15,6 +15,8 @@ class StoreConfig:
     capacity_blocks: size of the pool. block_size: tokens a block. block_bytes: bytes of a block's
     keys and values, for reports. max_sequences: open at one time. max_tokens: of one sequence.
     secret, fingerprint (model weights), kv_dtype: equal in all processes of a deployment.
+    keep_free: blocks that are free again whenever a
+    sequence ends, so that what the next one writes pushes out nothing worth more.
     prefix_cache False: nothing is ever looked up or published. partial_hits False: full blocks
     only.
     """
@@ -29,6 +31,7 @@ class StoreConfig:
     block_bytes: int = 0
     hash_function: str = "xxh3_128"
     eviction: str = "lru"
+    keep_free: int = 0
     prefix_cache: bool = True
     partial_hits: bool = True
 
@@ -41,6 +44,8 @@ class StoreConfig:
             raise ValueError(
                 f"capacity_blocks: {self.capacity_blocks} is over {MAX_CAPACITY_BLOCKS}"
             )
+        if not 0 <= self.keep_free < self.capacity_blocks:
+            raise ValueError(f"keep_free: {self.keep_free} is not in 0..{self.capacity_blocks - 1}")
         if self.hash_function not in HASH_FUNCTIONS:
             known = ", ".join(HASH_FUNCTIONS)
             raise ValueError(f"hash_function: {self.hash_function!r} is not one of {known}")

@@ -21,6 +21,11 @@ class Copies:
         """Whether a step is carrying copies out."""
         return bool(self._executing)
 
+    @property
+    def planned(self) -> bool:
+        """Whether the next step has copies to carry out."""
+        return bool(self._planned)
+
     def open(self) -> tuple[Copy, ...]:
         """Return the copies that are planned or under way."""
         return (*self._planned.values(), *self._executing)

@@ -6,7 +6,7 @@ import numpy as np
 
 from stemkv.kvstore import ops
 from stemkv.kvstore.ids import BlockKey
-from stemkv.kvstore.ops import I32, U64
+from stemkv.kvstore.ops import U64
 
 FLUSHED = -1
 """Stands in for the tenant whose need it was, when the cause was a flush."""
@@ -29,12 +29,12 @@ class GhostLog:
         self._cause = np.zeros(capacity, np.int32)
         self._written = 0
 
-    def add(self, keys: U64, blocks: I32, seconds: float, cause: int) -> None:
-        """Note that these blocks leave now; keys: uint64 [any, 2], each block's in its row."""
+    def add(self, keys: U64, seconds: float, cause: int) -> None:
+        """Note keys uint64 [blocks, 2] that left now."""
         ops.note_departures(
-            self._keys, self._seconds, self._cause, self._written, keys, blocks, seconds, cause
+            self._keys, self._seconds, self._cause, self._written, keys, seconds, cause
         )
-        self._written += len(blocks)
+        self._written += len(keys)
 
     def find(self, key: BlockKey) -> Ghost | None:
         """Return the latest departure of a key, None if it is not within the window."""

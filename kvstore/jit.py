@@ -8,6 +8,7 @@ entries also carry a digest of all of those files.
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
@@ -21,7 +22,7 @@ R = TypeVar("R")
 COMPILES = not numba.config.DISABLE_JIT
 """Whether `compiled` compiles, or leaves functions as they are."""
 
-_SOURCES = ("ops.py", "xxh3.py")
+_SOURCES = ("ops.py", "scoring.py", "xxh3.py")
 
 
 @cache
@@ -43,8 +44,7 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """Compile a function over numpy arrays and integers; it must not raise."""
     dispatcher = numba.njit(nogil=True, boundscheck=False, error_model="numpy")(function)
     if COMPILES:
-        try:
+        # Where neither the package's folder nor the user's can be written, nothing is cached.
+        with suppress(RuntimeError):
             dispatcher._cache = _Cache(function)
-        except RuntimeError:  # neither the package's folder nor the user's can be written
-            pass
     return cast(Callable[P, R], dispatcher)

@@ -24,6 +24,10 @@ class Leaders:
         """Return who computes a block."""
         return self._by_block.get(block)
 
+    def leads(self, sequence: SequenceId) -> bool:
+        """Whether a sequence is said to compute a block."""
+        return sequence in self._by_leader
+
     def start(self, sequence: SequenceId, block: Pending) -> None:
         """Let a sequence lead, unless the block has a leader."""
         assert sequence not in self._by_leader

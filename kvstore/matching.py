@@ -57,7 +57,7 @@ class Matcher:
     def full_blocks(self, root: Root, prompt: Tokens) -> I32:
         """Return the leading published blocks of a prompt, verified one by one."""
         if self.hashes_inside:
-            return self.pool.match_chain(prompt, root.reference, root.words)
+            return self.pool.match_chain(prompt, root.index)
         size = self.pool.block_size
         out = np.empty(len(prompt) // size, np.int32)
         data = b""

@@ -43,6 +43,11 @@ COUNTS = 3
 NONE = -1
 COLLISION = -2
 
+# Columns of a sequence's row; see `sequences.SequenceState`.
+LENGTH, COMPUTED, RESERVED, BLOCKS, PUBLISHED_BLOCKS = 0, 1, 2, 3, 4
+WRITES, SEQUENCE_OWNER, PROMPT_BLOCKS, ROOT_INDEX = 5, 6, 7, 8
+SEQUENCE_COLUMNS = 9
+
 
 @compiled
 def link_newest(meta: I32, count: I64, which: int, b: int) -> None:
@@ -327,11 +332,7 @@ def take(meta: I32, heads: I32, table: I64, keys: U64, count: I64, victims: I32,
             v += 1
             unlink(meta, count, list_of(meta, b), b)
             withdraw(meta, heads, table, keys, b)
-        meta[b, STATE] = PRIVATE
-        meta[b, REF] = 1
-        meta[b, FILL] = 0
-        meta[b, FIRST_CHILD] = NONE
-        meta[b, PARENT] = NONE
+        reset(meta, b)
         out[i] = b
 
 
@@ -498,16 +499,18 @@ def publish_chain(
     place: I64,
     root_key: U64,
     stored: I32,
+    new: int,
 ) -> tuple[int, int]:
     """Publish a sequence's blocks of index start to stop - 1; see `Publisher.publish`.
 
-    place: reference of the root, its index, the owner, and 1 if twins may be adopted. Returns the
-    index reached, below stop only where one collides, and how many of `stored` are new.
+    place: index of the root, the owner, and 1 if twins may be adopted. stored: gets the blocks
+    that are new in the index, after the `new` before them. Returns the index reached, below stop
+    only where one collides, and how many are new by now.
     """
     size = tokens.shape[1]
     words = np.empty(2 + size // 2, np.uint64)
-    root, root_index, owner, may_swap = place[0], place[1], place[2], place[3]
-    new = 0
+    root_index, owner, may_swap = place[0], place[1], place[2]
+    root = -2 - root_index
     for i in range(start, stop):
         parent = np.int64(blocks[i - 1]) if i > 0 else root
         offset = i * size
@@ -585,18 +588,61 @@ def note_departures(
     ring_cause: I32,
     written: int,
     keys: U64,
-    blocks: I32,
     seconds: float,
     cause: int,
 ) -> None:
-    """Write the keys of blocks that leave into a ring, after the `written` before them."""
+    """Write keys that leave the index into a ring, after the `written` before them."""
     capacity = ring_keys.shape[0]
-    for n in range(blocks.shape[0]):
+    for n in range(keys.shape[0]):
         at = (written + n) % capacity
-        ring_keys[at, 0] = keys[blocks[n], 0]
-        ring_keys[at, 1] = keys[blocks[n], 1]
+        ring_keys[at, 0], ring_keys[at, 1] = keys[n, 0], keys[n, 1]
         ring_seconds[at] = seconds
         ring_cause[at] = cause
+
+
+@compiled
+def take_oldest(
+    meta: I32,
+    heads: I32,
+    table: I64,
+    keys: U64,
+    count: I64,
+    evicted: I64,
+    departed: U64,
+    out: I32,
+) -> int:
+    """Do what the policy `lru`, `sort_out` and `take` do, without a list of victims.
+
+    departed: gets the keys of the published blocks that go; the return value counts them.
+    """
+    capacity = meta.shape[0] - COUNTS
+    n = 0
+    for i in range(out.shape[0]):
+        if count[FREE_LIST] > 0:
+            b = meta[capacity + FREE_LIST, NEXT]
+            unlink(meta, count, FREE_LIST, b)
+        else:
+            which = TAIL_LIST if count[TAIL_LIST] > 0 else CACHED_LIST
+            b = meta[capacity + which, NEXT]
+            evicted[meta[b, OWNER]] += 1
+            if which == CACHED_LIST:
+                departed[n, 0], departed[n, 1] = keys[b, 0], keys[b, 1]
+                n += 1
+            unlink(meta, count, which, b)
+            withdraw(meta, heads, table, keys, b)
+        reset(meta, b)
+        out[i] = b
+    return n
+
+
+@compiled
+def reset(meta: I32, b: int) -> None:
+    """Make a block that is out of everything private, with one reference."""
+    meta[b, STATE] = PRIVATE
+    meta[b, REF] = 1
+    meta[b, FILL] = 0
+    meta[b, FIRST_CHILD] = NONE
+    meta[b, PARENT] = NONE
 
 
 @compiled
@@ -609,3 +655,117 @@ def sort_out(meta: I32, victims: I32, evicted: I64, published: I32) -> int:
             published[n] = b
             n += 1
     return n
+
+
+# --- a batch of sequences at once -----------------------------------------------------------------
+
+
+@compiled
+def extend_batch(rows: I64, history: I32, batch: I32, new_tokens: I32) -> int:
+    """Append a token to each sequence, to none if one is full: that one's number, else NONE."""
+    for s in batch:
+        if rows[s, LENGTH] >= history.shape[1]:
+            return s
+    for k in range(batch.shape[0]):
+        s = batch[k]
+        history[s, rows[s, LENGTH]] = new_tokens[k]
+        rows[s, LENGTH] += 1
+    return NONE
+
+
+@compiled
+def survey_batch(
+    meta: I32, rows: I64, tables: I32, batch: I32, start: int, size: int, available: int
+) -> tuple[int, int, int]:
+    """Say how far a batch, from start on, can be reserved without a copy: stop, blocks, tenant.
+
+    Stops before a sequence that would write to a shared block, that more blocks are needed for
+    than are available, or whose tenant is not the one that the blocks before it are for.
+    """
+    needed, owner = 0, np.int64(NONE)
+    for k in range(start, batch.shape[0]):
+        s = batch[k]
+        if rows[s, LENGTH] <= rows[s, RESERVED]:
+            continue
+        last = (rows[s, LENGTH] + size - 1) // size
+        for i in range(rows[s, COMPUTED] // size, min(last, rows[s, BLOCKS])):
+            if meta[tables[s, i], REF] > 1:
+                return k, needed, owner
+        missing = max(0, last - rows[s, BLOCKS])
+        if missing > 0:
+            if needed + missing > available:
+                return k, needed, owner
+            if owner != NONE and owner != rows[s, SEQUENCE_OWNER]:
+                return k, needed, owner
+            owner = rows[s, SEQUENCE_OWNER]
+        needed += missing
+    return batch.shape[0], needed, owner
+
+
+@compiled
+def reserve_batch(
+    rows: I64, tables: I32, batch: I32, start: int, stop: int, size: int, fresh: I32
+) -> None:
+    """Reserve all that is known of sequences start to stop - 1 of a batch, with fresh blocks."""
+    n = 0
+    for k in range(start, stop):
+        s = batch[k]
+        if rows[s, LENGTH] <= rows[s, RESERVED]:
+            continue
+        while rows[s, BLOCKS] * size < rows[s, LENGTH]:
+            tables[s, rows[s, BLOCKS]] = fresh[n]
+            rows[s, BLOCKS] += 1
+            n += 1
+        rows[s, RESERVED] = rows[s, LENGTH]
+
+
+@compiled
+def commit_batch(
+    tokens: I32,
+    meta: I32,
+    heads: I32,
+    table: I64,
+    keys: U64,
+    count: I64,
+    root_keys: U64,
+    rows: I64,
+    history: I32,
+    tables: I32,
+    batch: I32,
+    may_swap: int,
+) -> I32:
+    """Take all that is reserved as computed, publish full blocks; return those that are new."""
+    size = tokens.shape[1]
+    most = 0
+    for s in batch:
+        most += rows[s, RESERVED] // size - rows[s, PUBLISHED_BLOCKS]
+    stored = np.empty(max(0, most), np.int32)
+    place = np.empty(3, np.int64)
+    place[2] = may_swap
+    new = 0
+    for s in batch:
+        rows[s, COMPUTED] = rows[s, RESERVED]
+        stop = rows[s, COMPUTED] // size
+        if rows[s, WRITES] == 0 or rows[s, PUBLISHED_BLOCKS] >= stop:
+            continue
+        place[0], place[1] = rows[s, ROOT_INDEX], rows[s, SEQUENCE_OWNER]
+        reached, new = publish_chain(
+            tokens,
+            meta,
+            heads,
+            table,
+            keys,
+            count,
+            history[s],
+            tables[s],
+            rows[s, PUBLISHED_BLOCKS],
+            stop,
+            place,
+            root_keys[rows[s, ROOT_INDEX]],
+            stored,
+            new,
+        )
+        rows[s, PUBLISHED_BLOCKS] = reached
+        if reached < stop:
+            rows[s, WRITES] = 0
+    return stored[:new]

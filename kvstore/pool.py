@@ -7,13 +7,13 @@ number, or by a root's `reference`.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from stemkv.kvstore import ops
+from stemkv.kvstore import ops, scoring
 from stemkv.kvstore.ids import BlockKey
-from stemkv.kvstore.keys import PackedKeys
 from stemkv.kvstore.ops import I32, NONE, PIN, REF, STATE, U64
 
 Tokens = npt.NDArray[np.int32]
@@ -40,16 +40,22 @@ class Place:
 class Chain:
     """A sequence's tokens and its block table (written to where a twin takes a block's place).
 
-    root: reference of its root, with its index and key. may_swap: whether twins may be adopted.
+    root: index of its root. may_swap: whether twins may be adopted.
     """
 
     tokens: Tokens
     blocks: I32
     root: int
-    root_index: int
-    root_key: U64
     owner: int
     may_swap: bool
+
+
+class SequenceArrays(Protocol):
+    """The arrays of `sequences.Sequences`, which the pool's loops over batches work on."""
+
+    rows: ops.I64
+    history: I32
+    tables: I32
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +70,7 @@ class Pool:
     table: ops.I64 = field(init=False)
     count: ops.I64 = field(init=False)
     heads: I32 = field(init=False)
+    root_keys: U64 = field(init=False)
 
     def __post_init__(self) -> None:
         """Make the arrays: all blocks free, index empty, no root."""
@@ -78,6 +85,7 @@ class Pool:
         self.keys = np.zeros((n, 2), np.uint64)
         self.table = np.full(1 << max(4, (2 * n - 1).bit_length()), NONE, np.int64)
         self.heads = np.full(16, NONE, np.int32)
+        self.root_keys = np.zeros((16, 2), np.uint64)
 
     # --- what is there -----------------------------------------------------------------------
 
@@ -96,7 +104,8 @@ class Pool:
     @property
     def available(self) -> int:
         """How many blocks could be taken: free ones, and those that nothing holds."""
-        return int(self.count.sum())
+        free, cached, tails = self.count.tolist()
+        return int(free + cached + tails)
 
     def unheld(self, blocks: I32) -> int:
         """How many of these blocks are held by nothing: adopting them makes fewer available."""
@@ -114,9 +123,9 @@ class Pool:
         """Return the key of a published block."""
         return BlockKey(self.keys[block].tobytes())
 
-    def keys_of(self, blocks: I32) -> PackedKeys:
-        """Return the keys of published blocks."""
-        return PackedKeys(self.keys[blocks].tobytes())
+    def keys_of(self, blocks: I32) -> U64:
+        """Return the keys of published blocks, uint64 [blocks, 2]; see `keys.PackedKeys`."""
+        return self.keys[blocks]
 
     def children(self, parent: int) -> Iterator[int]:
         """Iterate over the children of a parent, most recently used first."""
@@ -137,8 +146,8 @@ class Pool:
             ops.walk(self.tokens, self.meta, self.heads, prompt, parent, start, len(out), out)
         )
 
-    def match_chain(self, prompt: Tokens, root: int, root_key: U64) -> I32:
-        """Return the leading published blocks of a prompt; see `ops.match_chain`."""
+    def match_chain(self, prompt: Tokens, root: int) -> I32:
+        """Return the leading published blocks of a prompt below a root of this index."""
         out = np.empty(len(prompt) // self.block_size, np.int32)
         found = ops.match_chain(
             self.tokens,
@@ -147,8 +156,8 @@ class Pool:
             self.table,
             self.keys,
             prompt,
-            root,
-            root_key,
+            -2 - root,
+            self.root_keys[root],
             out,
         )
         return out[:found]
@@ -207,6 +216,22 @@ class Pool:
         ops.take(self.meta, self.heads, self.table, self.keys, self.count, victims, out)
         return out
 
+    def evict(self, victims: I32) -> None:
+        """Free blocks that nothing holds, leaves first."""
+        scoring.evict(self.meta, self.heads, self.table, self.keys, self.count, victims)
+
+    def take_oldest(self, wanted: int, evicted: ops.I64) -> tuple[I32, U64]:
+        """Make `wanted` blocks private: free ones, then tails, then cached ones, oldest first.
+
+        evicted: counts by owner, to be added to. Returns the blocks, and the keys that go.
+        """
+        out = np.empty(wanted, np.int32)
+        departed = np.empty((wanted, 2), np.uint64)
+        n = ops.take_oldest(
+            self.meta, self.heads, self.table, self.keys, self.count, evicted, departed, out
+        )
+        return out, departed[:n]
+
     def publish(self, block: int, place: Place, key: BlockKey) -> None:
         """Put a full private block into the tree, and into the index under a key that is free."""
         self._enter(block, place)
@@ -231,11 +256,29 @@ class Pool:
             chain.blocks,
             start,
             stop,
-            np.array([chain.root, chain.root_index, chain.owner, chain.may_swap], np.int64),
-            chain.root_key,
+            np.array([chain.root, chain.owner, chain.may_swap], np.int64),
+            self.root_keys[chain.root],
             stored,
+            0,
         )
         return int(reached), stored[:new]
+
+    def commit_batch(self, open_: SequenceArrays, batch: I32, may_swap: bool) -> I32:
+        """Commit a batch of sequences, see `ops.commit_batch`; return the blocks that are new."""
+        return ops.commit_batch(
+            self.tokens,
+            self.meta,
+            self.heads,
+            self.table,
+            self.keys,
+            self.count,
+            self.root_keys,
+            open_.rows,
+            open_.history,
+            open_.tables,
+            batch,
+            int(may_swap),
+        )
 
     def make_tail(self, block: int, place: Place) -> None:
         """Put a partly filled private block into the tree."""
@@ -258,10 +301,12 @@ class Pool:
 
     # --- roots and whole branches --------------------------------------------------------------
 
-    def make_room_for_roots(self, roots: int) -> None:
-        """Let roots 0 to `roots` - 1 have children."""
-        while roots > len(self.heads):
+    def add_root(self, root: int, key: BlockKey) -> None:
+        """Let the root of this index have children, hashed with this key."""
+        while root >= len(self.heads):
             self.heads = np.concatenate([self.heads, np.full_like(self.heads, NONE)])
+            self.root_keys = np.concatenate([self.root_keys, np.zeros_like(self.root_keys)])
+        self.root_keys[root] = _halves(key)
 
     def is_bare(self, root: int) -> bool:
         """Whether nothing hangs on a root."""

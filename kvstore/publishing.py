@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from stemkv.kvstore import ops
 from stemkv.kvstore.copies import Copies
 from stemkv.kvstore.directory.protocol import Directory
-from stemkv.kvstore.ids import BlockKey
-from stemkv.kvstore.keys import as_bytes
+from stemkv.kvstore.ids import BlockKey, SequenceId
+from stemkv.kvstore.keys import PackedKeys, as_bytes
 from stemkv.kvstore.leaders import Leaders
 from stemkv.kvstore.matching import Matcher
-from stemkv.kvstore.ops import FILL, NONE, STATE
+from stemkv.kvstore.ops import FILL, I32, NONE, STATE
 from stemkv.kvstore.pool import Chain, Place, Pool, Tokens
 from stemkv.kvstore.sequences import Sequences, SequenceState
 
@@ -55,14 +55,29 @@ class Publisher:
         if stored:
             self.directory.record(stored, ())
 
+    def publish_all(self, batch: I32) -> None:
+        """Take all that is reserved for these sequences as computed, and publish full blocks."""
+        size = self.pool.block_size
+        if self.matcher.hashes_inside:
+            stored = self.pool.commit_batch(self.sequences, batch, self.directory.current)
+            self._tell(stored)
+        else:
+            for number in batch.tolist():
+                state = self.sequences[SequenceId(number)]
+                state.computed = state.reserved
+                if state.writes and state.published < state.computed // size:
+                    self.publish(state)
+        if self.leaders.all():
+            for number in map(SequenceId, batch.tolist()):
+                if self.leaders.leads(number):
+                    self.lead(self.sequences[number])
+
     def _publish_inside(self, state: SequenceState) -> None:
         """Do the same in the pool's own loop."""
         chain = Chain(
             tokens=self.sequences.tokens(state),
             blocks=self.sequences.table(state),
-            root=state.root.reference,
-            root_index=state.root.index,
-            root_key=state.root.words,
+            root=state.root.index,
             owner=state.owner,
             may_swap=self.directory.current,
         )
@@ -70,8 +85,11 @@ class Publisher:
         state.published, stored = self.pool.publish_chain(chain, state.published, stop)
         if state.published < stop:
             state.writes = False
+        self._tell(stored)
+
+    def _tell(self, stored: I32) -> None:
         if len(stored):
-            self.directory.record(self.pool.keys_of(stored), ())
+            self.directory.record(PackedKeys(self.pool.keys_of(stored).tobytes()), ())
 
     def keep_tail(self, state: SequenceState) -> None:
         """Leave a closing sequence's partly filled last block in the tree, if it says more."""

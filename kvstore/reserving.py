@@ -5,11 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stemkv.kvstore import ops
 from stemkv.kvstore.allocation import Allocator
 from stemkv.kvstore.copies import Copies
-from stemkv.kvstore.ops import NONE
+from stemkv.kvstore.ids import SequenceId
+from stemkv.kvstore.ops import I32, NONE
 from stemkv.kvstore.pool import Pool
-from stemkv.kvstore.sequences import Sequences, SequenceState
+from stemkv.kvstore.sequences import Progress, Sequences, SequenceState
 from stemkv.kvstore.values import Shortage
 
 
@@ -30,21 +32,15 @@ class Reserver:
         first.reserved = first.computed
         blocks = self.sequences.table(first)
         self.pool.share(blocks)
-        second = SequenceState(
-            number=self.sequences.next_number(),
-            root=first.root,
+        progress = Progress(
             owner=first.owner,
-            writes=first.writes,
-            length=first.length,
+            writes=bool(first.writes),
             computed=first.computed,
-            blocks=first.blocks,
+            reserved=first.computed,
             published=first.published,
             prompt_blocks=0,
-            reserved=first.computed,
         )
-        second.root.sequences += 1
-        self.sequences.open(second, self.sequences.tokens(first), blocks)
-        return second
+        return self.sequences.open(first.root, progress, self.sequences.tokens(first), blocks)
 
     def reserve(self, state: SequenceState, stop: int) -> Shortage | None:
         """Make positions computed to stop - 1 writable, or say what is missing."""
@@ -66,6 +62,31 @@ class Reserver:
         self.sequences.append_blocks(state, fresh[len(shared) :])
         state.reserved = stop
         return None
+
+    def reserve_all(self, batch: I32) -> int:
+        """Make all known positions of each sequence writable; return how many could be, in order."""
+        sequences, done = self.sequences, 0
+        size = self.pool.block_size
+        while done < len(batch):
+            stop, needed, owner = ops.survey_batch(
+                self.pool.meta,
+                sequences.rows,
+                sequences.tables,
+                batch,
+                done,
+                size,
+                self.pool.available,
+            )
+            if stop > done:
+                fresh = self.allocator.take(needed, owner)
+                ops.reserve_batch(sequences.rows, sequences.tables, batch, done, stop, size, fresh)
+                done = stop
+                continue
+            state = sequences[SequenceId(int(batch[done]))]
+            if self.reserve(state, state.length) is not None:
+                return done
+            done += 1
+        return done
 
     def slots(self, state: SequenceState, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Where positions start to stop - 1 are written to: block * block_size + offset, or -1."""

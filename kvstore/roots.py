@@ -8,14 +8,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.flush import Flush, FlushKind, scope_name, scope_of
 from stemkv.kvstore.ids import BlockKey
 from stemkv.kvstore.keys import root_key
 from stemkv.kvstore.namespace import Namespace
-from stemkv.kvstore.ops import U64
 from stemkv.kvstore.pool import Pool
 
 Identity = tuple[bytes, str, bytes, str]
@@ -39,11 +36,6 @@ class Root:
     identity: Identity
     sequences: int = 0
     alive: bool = True
-    words: U64 = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Keep the key as the pool's loops take it."""
-        self.words = np.frombuffer(self.key, np.uint64)
 
     @property
     def reference(self) -> int:
@@ -118,6 +110,7 @@ class Roots:
             root = Root(self._new_index(), self.key_of(namespace), identity)
             self._by_identity[identity] = root
             self._slots[root.index] = root
+            self.pool.add_root(root.index, root.key)
         return root
 
     def retire(self, flush: Flush) -> list[Root]:
@@ -154,7 +147,6 @@ class Roots:
         if self._free:
             return self._free.pop()
         self._slots.append(None)
-        self.pool.make_room_for_roots(len(self._slots))
         return len(self._slots) - 1
 
     def _sweep(self) -> None:

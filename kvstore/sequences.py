@@ -1,55 +1,101 @@
-"""Open sequences: their tokens, their block tables, and how far each of them is."""
+"""Open sequences: their tokens, their block tables, and how far each of them is.
+
+All of it lies in arrays with a row a sequence, so that one compiled call serves a whole batch;
+`SequenceState` shows one row to those who deal with one sequence at a time.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
+from stemkv.kvstore import ops
 from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.ids import SequenceId
-from stemkv.kvstore.ops import I32
+from stemkv.kvstore.ops import I32, I64
 from stemkv.kvstore.pool import Tokens
 from stemkv.kvstore.roots import Root
 
 
-@dataclass(slots=True, eq=False)
+class _Cell:
+    """One number of a sequence's row, read and written as an attribute."""
+
+    __slots__ = ("_column",)
+
+    def __init__(self, column: int) -> None:
+        self._column = column
+
+    def __get__(self, state: "SequenceState", owner: object = None) -> int:
+        value: int = state._cells[state._at + self._column]
+        return value
+
+    def __set__(self, state: "SequenceState", value: int) -> None:
+        state._cells[state._at + self._column] = value
+
+
 class SequenceState:
-    """One open sequence; its tokens and block table are row `number` of the arrays.
+    """One open sequence; its numbers, tokens and block table are row `number` of the arrays.
 
         0 ........ published*size ........ computed ........ reserved ........ length
         | in the index | keys and values written | may be written | known, not run |
 
     prompt_blocks: full blocks of the prompt it was admitted with, the part that others may
-    follow. writes: may publish.
+    follow. writes: may publish (0 or 1). blocks: length of its block table.
     """
 
-    number: SequenceId
-    root: Root
+    __slots__ = ("_at", "_cells", "number", "root")
+
+    length = _Cell(ops.LENGTH)
+    computed = _Cell(ops.COMPUTED)
+    reserved = _Cell(ops.RESERVED)
+    blocks = _Cell(ops.BLOCKS)
+    published = _Cell(ops.PUBLISHED_BLOCKS)
+    writes = _Cell(ops.WRITES)
+    owner = _Cell(ops.SEQUENCE_OWNER)
+    prompt_blocks = _Cell(ops.PROMPT_BLOCKS)
+
+    def __init__(self, number: SequenceId, root: Root, cells: memoryview) -> None:
+        self.number = number
+        self.root = root
+        self._cells = cells
+        self._at = number * ops.SEQUENCE_COLUMNS
+
+
+class Progress(NamedTuple):
+    """How far a sequence is when it is opened; see `SequenceState`."""
+
     owner: int
     writes: bool
-    length: int
     computed: int
-    blocks: int
+    reserved: int
     published: int
     prompt_blocks: int
-    reserved: int
 
 
 @dataclass(slots=True, eq=False)
 class Sequences:
-    """All open sequences, with room for `max_sequences` of `max_tokens` each."""
+    """All open sequences, with room for `max_sequences` of `max_tokens` each.
+
+    rows: int64 [max_sequences, SEQUENCE_COLUMNS]. history: int32 [max_sequences, max_tokens],
+    tables: int32 [max_sequences, blocks_per_sequence].
+    """
 
     config: StoreConfig
     by_number: dict[SequenceId, SequenceState] = field(init=False, default_factory=dict)
-    _history: I32 = field(init=False)
-    _tables: I32 = field(init=False)
+    rows: I64 = field(init=False)
+    history: I32 = field(init=False)
+    tables: I32 = field(init=False)
+    _cells: memoryview = field(init=False)
     _free: list[SequenceId] = field(init=False)
 
     def __post_init__(self) -> None:
         """Make the arrays."""
         n = self.config.max_sequences
-        self._history = np.zeros((n, self.config.max_tokens), np.int32)
-        self._tables = np.zeros((n, self.config.blocks_per_sequence), np.int32)
+        self.rows = np.zeros((n, ops.SEQUENCE_COLUMNS), np.int64)
+        self.history = np.zeros((n, self.config.max_tokens), np.int32)
+        self.tables = np.zeros((n, self.config.blocks_per_sequence), np.int32)
+        self._cells = memoryview(self.rows).cast("B").cast("q")
         self._free = [SequenceId(number) for number in reversed(range(n))]
 
     def __iter__(self) -> Iterator[SequenceState]:
@@ -65,42 +111,52 @@ class Sequences:
         """How many more may be opened."""
         return len(self._free)
 
-    def next_number(self) -> SequenceId:
-        """Return the number that the next sequence gets."""
-        return self._free[-1]
-
-    def open(self, state: SequenceState, tokens: Tokens, blocks: I32) -> None:
-        """Add a sequence under `next_number`, with its tokens and its block table."""
+    def open(self, root: Root, progress: Progress, tokens: Tokens, blocks: I32) -> SequenceState:
+        """Add a sequence with its tokens and its block table; there must be room for one."""
         number = self._free.pop()
-        assert number == state.number
-        assert (state.length, state.blocks) == (len(tokens), len(blocks))
-        self._history[number, : len(tokens)] = tokens
-        self._tables[number, : len(blocks)] = blocks
+        state = SequenceState(number, root, self._cells)
+        cells, at = self._cells, number * ops.SEQUENCE_COLUMNS
+        cells[at + ops.LENGTH] = len(tokens)
+        cells[at + ops.BLOCKS] = len(blocks)
+        cells[at + ops.ROOT_INDEX] = root.index
+        cells[at + ops.SEQUENCE_OWNER] = progress.owner
+        cells[at + ops.WRITES] = progress.writes
+        cells[at + ops.COMPUTED] = progress.computed
+        cells[at + ops.RESERVED] = progress.reserved
+        cells[at + ops.PUBLISHED_BLOCKS] = progress.published
+        cells[at + ops.PROMPT_BLOCKS] = progress.prompt_blocks
+        self.history[number, : len(tokens)] = tokens
+        self.tables[number, : len(blocks)] = blocks
         self.by_number[number] = state
+        root.sequences += 1
+        return state
 
     def close(self, state: SequenceState) -> None:
         """Take a sequence out; its number is free again."""
         del self.by_number[state.number]
         self._free.append(state.number)
+        state.root.sequences -= 1
 
     def tokens(self, state: SequenceState) -> Tokens:
         """Return a sequence's tokens, int32 [length]; a view."""
-        return self._history[state.number, : state.length]
+        return self.history[state.number, : state.length]
 
     def table(self, state: SequenceState) -> I32:
         """Return a sequence's block table, int32 [blocks]; a view that the store may write to."""
-        return self._tables[state.number, : state.blocks]
+        return self.tables[state.number, : state.blocks]
 
     def parent(self, state: SequenceState, index: int) -> int:
         """Name the parent of a sequence's block of this index."""
-        return int(self._tables[state.number, index - 1]) if index else state.root.reference
+        return int(self.tables[state.number, index - 1]) if index else state.root.reference
 
     def append_token(self, state: SequenceState, token: int) -> None:
         """Make a sequence one token longer; there must be room."""
-        self._history[state.number, state.length] = token
-        state.length += 1
+        length = state.length
+        self.history[state.number, length] = token
+        state.length = length + 1
 
     def append_blocks(self, state: SequenceState, blocks: I32) -> None:
         """Make a sequence's block table longer."""
-        self._tables[state.number, state.blocks : state.blocks + len(blocks)] = blocks
-        state.blocks += len(blocks)
+        known = state.blocks
+        self.tables[state.number, known : known + len(blocks)] = blocks
+        state.blocks = known + len(blocks)

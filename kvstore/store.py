@@ -28,6 +28,7 @@ from stemkv.kvstore.allocation import Allocator
 from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.copies import Copies
 from stemkv.kvstore.directory.protocol import Directory
+from stemkv.kvstore.eviction import make_order
 from stemkv.kvstore.flush import Flush, FlushReport
 from stemkv.kvstore.flushing import Flusher
 from stemkv.kvstore.ghosts import GhostLog
@@ -42,7 +43,7 @@ from stemkv.kvstore.pool import Pool, Tokens
 from stemkv.kvstore.publishing import Publisher
 from stemkv.kvstore.reserving import Reserver
 from stemkv.kvstore.roots import Root, Roots
-from stemkv.kvstore.sequences import Sequences, SequenceState
+from stemkv.kvstore.sequences import Progress, Sequences, SequenceState
 from stemkv.kvstore.values import Admission, Copy, Following, Lookup, Shortage
 from stemkv.kvstore.views import PoolCounts, TenantCounts
 from stemkv.policies.eviction import EVICTION
@@ -74,8 +75,10 @@ class BlockStore:
         self.copies = Copies(self.pool)
         self.leaders = Leaders()
         self._open = Sequences(config)
+        kept = config.capacity_blocks - config.keep_free
+        self.order = make_order(EVICTION[config.eviction], self.pool, kept, clock)
         self._allocator = Allocator(
-            self.pool, self.owners, self.ghosts, directory, clock, EVICTION[config.eviction]
+            self.pool, self.owners, self.ghosts, directory, clock, self.order, config.keep_free
         )
         self._publisher = Publisher(
             self.pool, self.matcher, self._open, self.leaders, self.copies, directory
@@ -243,11 +246,41 @@ class BlockStore:
         if self.config.partial_hits:
             self._publisher.keep_tail(state)
         # While the chain is still held, so that no copy's source ages after its parent.
-        self.copies.cancel(b for b in blocks.tolist() if self.pool.references(b) == 1)
-        self.pool.dereference(blocks)
+        if self.copies.planned:
+            self.copies.cancel(b for b in blocks.tolist() if self.pool.references(b) == 1)
+        if self.order.by_list:
+            self.pool.dereference(blocks)
+        else:
+            published = blocks[: state.published]
+            self.order.use(published, state.prompt_blocks)
+            self.pool.dereference(blocks)
+            self.order.let_go(published)
+        if self.config.keep_free:
+            self._allocator.tidy(state.owner)
         self._open.close(state)
-        state.root.sequences -= 1
-        self.roots.free_dead([state.root])
+        if not state.root.alive:
+            self.roots.free_dead([state.root])
+
+    # --- sequences, a batch at a time: what a decode step does to each ---------------------------
+
+    def extend_all(self, batch: I32, tokens: I32) -> None:
+        """Append tokens[i] to sequence batch[i]; raises ValueError if one of them is full."""
+        full = ops.extend_batch(self._open.rows, self._open.history, batch, tokens)
+        if full != ops.NONE:
+            raise ValueError(f"sequence {full} already has max_tokens = {self.config.max_tokens}")
+
+    def reserve_all(self, batch: I32) -> int:
+        """Make all known positions of each sequence writable, as `reserve` does, in order.
+
+        Returns how many could be: less than all of them if blocks ran out, and then nothing has
+        changed for that one and those after it.
+        """
+        assert not self.copies.under_way, "a step is under way"
+        return self._reserver.reserve_all(batch)
+
+    def commit_all(self, batch: I32) -> None:
+        """Say that all that was reserved for these sequences is written; publish full blocks."""
+        self._publisher.publish_all(batch)
 
     # --- the step ----------------------------------------------------------------------------
 
@@ -289,6 +322,8 @@ class BlockStore:
 
     def _fit(self, match: Match, needed: int) -> tuple[Match, Shortage | None]:
         """Check that a match can be adopted and the rest taken; give the copy up if it cannot."""
+        if not needed:
+            return match, None
         adopted = self.pool.unheld(match.blocks)
         if match.partial >= 0:
             source = self.pool.unheld(np.array([match.partial], np.int32))
@@ -318,19 +353,16 @@ class BlockStore:
         if match.partial >= 0:
             self.copies.plan(match.partial, int(fresh[0]), match.partial_tokens)
             self.pool.unpin([match.partial])
-        state = SequenceState(
-            number=self._open.next_number(),
-            root=root,
+        progress = Progress(
             owner=owner,
             writes=writes,
-            length=len(prompt),
             computed=adopted * size + match.partial_tokens,
-            blocks=adopted + needed,
+            reserved=len(prompt),
             published=adopted,
             prompt_blocks=len(prompt) // size,
-            reserved=len(prompt),
         )
-        root.sequences += 1
-        self._open.open(state, prompt, np.concatenate([match.blocks, fresh]))
-        self._publisher.lead(state)
+        blocks = np.concatenate([match.blocks, fresh]) if needed else match.blocks
+        state = self._open.open(root, progress, prompt, blocks)
+        if writes and adopted < progress.prompt_blocks:
+            self._publisher.lead(state)
         return Admission(state.number, adopted * size, match.partial_tokens)

@@ -17,10 +17,15 @@ _NAMESPACE = Namespace("warm-up", b"")
 
 
 def warm_up(config: StoreConfig) -> None:
-    """Compile the store's loops by working a store of six blocks through all of its calls."""
+    """Compile the store's loops by working a store of ten blocks through all of its calls."""
     size = config.block_size
     small = replace(
-        config, capacity_blocks=6, max_sequences=4, max_tokens=6 * size, prefix_cache=True
+        config,
+        capacity_blocks=10,
+        max_sequences=4,
+        max_tokens=6 * size,
+        keep_free=min(config.keep_free, 1),
+        prefix_cache=True,
     )
     store = BlockStore(small, NullDirectory())
     prompt = np.arange(2 * size + size // 2, dtype=np.int32)
@@ -33,6 +38,13 @@ def warm_up(config: StoreConfig) -> None:
             store.reserve(member, len(tokens) + 1)
         store.take_copies()
         store.settle()
+        pair = np.array([sequence, child], np.int32)
+        for step in range(size + 1):
+            store.extend_all(pair, pair + step)
+            store.reserve_all(pair)
+            store.take_copies()
+            store.commit_all(pair)
+            store.settle()
         store.release(sequence)
         store.release(child)
     store.release(_run(store, np.arange(6 * size, dtype=np.int32)[::-1]))

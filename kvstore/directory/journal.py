@@ -44,8 +44,8 @@ class Snapshot:
 class FlushJournal:
     """A worker's place in the log, and the flushes that it has not acknowledged.
 
-    Reading (`begin`, `adopt`, `take`, `hold`) is done by one thread; `announced`, `pending` and
-    `acknowledge` are called by the engine's.
+    Reading (`begin`, `adopt`, `take`, `hold`) is done by one thread; `expect`, `pending` and
+    `acknowledge` are called by the engine's, `announced` and `expect_no_more` by any.
     """
 
     def __init__(self) -> None:
@@ -53,6 +53,7 @@ class FlushJournal:
         self._pending: dict[FlushId, tuple[int, Flush]] = {}
         self._held: set[FlushId] = set()
         self._own: dict[FlushId, int] = {}
+        self._expected: dict[FlushId, str | None] = {}
         self._superseded: dict[str, int] = {}
         self.scopes: dict[str, Flush] = {}
         self.epoch: bytes | None = None
@@ -127,6 +128,16 @@ class FlushJournal:
         with self._lock:
             self._held = set(self._pending)
 
+    def expect(self, flush: Flush) -> None:
+        """Note this worker's own flush, carried out here already, before its place is known."""
+        with self._lock:
+            self._expected[flush.flush_id] = scope_of(flush)
+
+    def expect_no_more(self, flush: Flush) -> None:
+        """Let what waited for an announcement go on, whether that has come off or not."""
+        with self._lock:
+            self._expected.pop(flush.flush_id, None)
+
     def announced(self, flush: Flush, epoch: bytes, number: int) -> list[FlushId]:
         """Note this worker's own flush, carried out here already, and its place in the log.
 
@@ -137,7 +148,7 @@ class FlushJournal:
             if epoch != self.epoch:
                 return []  # numbers of another log; `adopt` brings the flush, or `take` does
             if flush.flush_id in self._pending:  # read before the announcement returned
-                del self._pending[flush.flush_id]
+                self._settle(flush.flush_id)
             else:
                 self._own[flush.flush_id] = number
             if scope is None:
@@ -153,11 +164,20 @@ class FlushJournal:
             return covered
 
     def pending(self) -> tuple[Flush, ...]:
-        """Return what is to be carried out, in order."""
+        """Return what is to be carried out, in order; see `expect` for what has to wait."""
         if not self._pending:  # asked at every step
             return ()
         with self._lock:
-            return tuple(flush for _, flush in self._pending.values())
+            orders = [flush for _, flush in self._pending.values()]
+            if not self._expected:
+                return tuple(orders)
+            unsettled = set(self._expected.values())
+            return tuple(
+                order
+                for order in orders
+                if order.flush_id not in self._expected
+                and ((scope := scope_of(order)) is None or scope not in unsettled)
+            )
 
     def acknowledge(self, flush_id: FlushId) -> None:
         """Note that a flush has been carried out."""

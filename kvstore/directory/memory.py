@@ -70,6 +70,10 @@ class MemoryDirectory:
         """Return every scope's nonce, as of joining."""
         return self._nonces
 
+    def expect(self, flush: Flush) -> None:
+        """Hold others' flushes of its scope back until it is announced."""
+        self._journal.expect(flush)
+
     def announce(self, flush: Flush) -> None:
         """Order a flush from every store of the hub; this one has carried it out."""
         scope = scope_of(flush)
@@ -83,6 +87,7 @@ class MemoryDirectory:
             self._note(flush.flush_id)
             for member in self._hub.members.values():
                 member.journal.take([entry])
+        self._journal.expect_no_more(flush)
 
     def pending_flushes(self) -> tuple[Flush, ...]:
         """Return flushes ordered by others that this store has not acknowledged."""

@@ -31,6 +31,9 @@ class NullDirectory:
         """Return none: nothing was flushed before."""
         return {}
 
+    def expect(self, flush: Flush) -> None:
+        """Do nothing."""
+
     def announce(self, flush: Flush) -> None:
         """Do nothing: there is nobody to tell."""
 

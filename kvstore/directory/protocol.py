@@ -1,7 +1,8 @@
 """The directory: which worker holds which published blocks, and which flushes were ordered.
 
-It holds metadata only and is never asked on the path of a step: every method returns at once
-or is called from an admin request. Calls come from one thread, the engine's.
+It holds metadata only and is never asked on the path of a step: the engine's thread calls only
+what returns at once. `announce`, `acknowledgements` and `locate` may wait for a network; they are
+called on any other thread.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,8 +54,19 @@ class Directory(Protocol):
         """Return every scope's nonce known to the deployment, as of joining: scope -> 16 bytes."""
         ...
 
+    def expect(self, flush: Flush) -> None:
+        """Note a flush that was carried out here, before it is announced. Never blocks.
+
+        Until `announce` returns, no other flush of its scope is pending: which of them stands in
+        the end is not known before.
+        """
+        ...
+
     def announce(self, flush: Flush) -> None:
-        """Order a flush from every worker; raises DirectoryUnavailable when it cannot be stored."""
+        """Order a flush from every worker; raises DirectoryUnavailable when it cannot be stored.
+
+        One at a time, in the order in which they were carried out here.
+        """
         ...
 
     def pending_flushes(self) -> tuple[Flush, ...]:

@@ -1,7 +1,8 @@
 """`RedisDirectory`: workers on several machines that see each other through Redis.
 
 One background thread keeps the lease, reads the flushes and tells what is held. The engine's
-thread only touches memory, except in `announce`, `acknowledgements` and `locate`.
+thread only touches memory; `announce`, `acknowledgements` and `locate` wait for Redis, and are
+called on another.
 
 Safety. A flush is done when every live worker has acknowledged it, and live is who has a lease.
 So a worker may reuse blocks only while it knows that it has one:
@@ -88,7 +89,7 @@ class RedisDirectory:
         )
         timeout = max(0.25, min(2.0, lease_seconds / 3))
         self._calls = RedisCalls(url, identity, timeout, reconnects=0)
-        self._engine_calls = RedisCalls(url, identity, timeout, reconnects=1)
+        self._admin_calls = RedisCalls(url, identity, timeout, reconnects=1)
         self._secret = secret
         self._keeps_secret = False
         self._journal = FlushJournal()
@@ -111,7 +112,7 @@ class RedisDirectory:
         self._thread = threading.Thread(target=self._run, name="stemkv-directory", daemon=True)
         self._thread.start()
 
-    # Called by the engine's thread.
+    # Called by the engine's thread, and by the one that carries its admin calls out.
 
     @property
     def worker(self) -> WorkerId:
@@ -132,6 +133,10 @@ class RedisDirectory:
         """Return every scope's nonce, as of joining; none if Redis was away then."""
         return self._nonces
 
+    def expect(self, flush: Flush) -> None:
+        """Hold others' flushes of its scope back until it is announced."""
+        self._journal.expect(flush)
+
     def announce(self, flush: Flush) -> None:
         """Order a flush from every other worker; this one has carried it out.
 
@@ -139,12 +144,14 @@ class RedisDirectory:
         Redis is back.
         """
         try:
-            epoch, number = self._engine_calls.announce(flush, acknowledge=True)
+            epoch, number = self._admin_calls.announce(flush, acknowledge=True)
+            covered = self._journal.announced(flush, epoch, number)
         except DirectoryUnavailable:
             with self._lock:
                 self._to_announce.append(flush)
             raise
-        covered = self._journal.announced(flush, epoch, number)
+        finally:
+            self._journal.expect_no_more(flush)
         with self._lock:
             self._to_acknowledge.extend(covered)
 
@@ -168,7 +175,7 @@ class RedisDirectory:
         """
         deadline = time.monotonic() + wait_seconds
         while True:
-            live, done = self._engine_calls.acknowledgements(flush_id)
+            live, done = self._admin_calls.acknowledgements(flush_id)
             told = {worker: worker in done for worker in live | self._missing()}
             remaining = deadline - time.monotonic()
             if all(told.values()) or remaining <= 0:
@@ -177,12 +184,12 @@ class RedisDirectory:
 
     def locate(self, keys: Sequence[BlockKey]) -> tuple[WorkerHolding, ...]:
         """Which live workers hold how long a leading run; raises DirectoryUnavailable."""
-        open_runs = dict.fromkeys(self._engine_calls.live_workers(), 0)
+        open_runs = dict.fromkeys(self._admin_calls.live_workers(), 0)
         runs = dict(open_runs)
         batch = self._options.batch_keys
         for start in range(0, len(keys), batch):
             chunk = keys[start : start + batch]
-            held = self._engine_calls.held(list(open_runs), chunk)
+            held = self._admin_calls.held(list(open_runs), chunk)
             for worker, flags in zip(tuple(open_runs), held, strict=True):
                 length = leading_run(flags)
                 runs[worker] += length
@@ -200,7 +207,7 @@ class RedisDirectory:
 
     def _close_calls(self) -> None:
         self._calls.close()
-        self._engine_calls.close()
+        self._admin_calls.close()
 
     # Done by the background thread (`_join` and `_lost` first by the constructor).
 

@@ -5,12 +5,14 @@ Adding a policy is one file here and one line in `EVICTION`.
 
 from collections.abc import Mapping
 
+from stemkv.policies.eviction.adaptive import Adaptive, adaptive
 from stemkv.policies.eviction.lru import lru
-from stemkv.policies.eviction.protocol import ListPolicy
+from stemkv.policies.eviction.protocol import ListPolicy, Scored
 
-EvictionPolicy = ListPolicy
+EvictionPolicy = ListPolicy | Scored | Adaptive
 
 EVICTION: Mapping[str, EvictionPolicy] = {
     "lru": lru,
+    "adaptive": adaptive,
 }
 """Name -> policy."""

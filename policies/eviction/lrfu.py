@@ -24,10 +24,10 @@ def lrfu(half_life_seconds: float) -> Scored:
 
     @numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
     def score(row: Row, event: int, now: float) -> float:  # noqa: ARG001 - the shape of a score
-        former, use = row[0], now / half_life_seconds
+        former, use = float(row[0]), now / half_life_seconds
         high, low = max(former, use), min(former, use)
         if high - low > _NEGLIGIBLE:
             return high
-        return high + math.log2(1.0 + 2.0 ** (low - high))
+        return high + math.log2(1.0 + math.pow(2.0, low - high))
 
     return Scored(score)

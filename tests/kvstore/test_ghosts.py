@@ -6,12 +6,9 @@ from stemkv.kvstore.ghosts import FLUSHED, Ghost, GhostLog
 from stemkv.kvstore.ids import BlockKey
 
 
-KEYS = np.array([[n, 0] for n in range(20)], np.uint64)
-
-
-def rows(*numbers: int) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
-    """Name blocks whose keys are their numbers."""
-    return np.array(numbers, np.int32)
+def rows(*numbers: int) -> "np.ndarray[tuple[int, int], np.dtype[np.uint64]]":
+    """Make keys that are numbers."""
+    return np.array([[n, 0] for n in numbers], np.uint64)
 
 
 def key(number: int) -> BlockKey:
@@ -22,8 +19,8 @@ def key(number: int) -> BlockKey:
 def test_finds_when_and_why() -> None:
     """What was noted is found, in plain numbers; what was not is None."""
     log = GhostLog(4)
-    log.add(KEYS, rows(1, 2), 1.5, 7)
-    log.add(KEYS, rows(3), 2.5, FLUSHED)
+    log.add(rows(1, 2), 1.5, 7)
+    log.add(rows(3), 2.5, FLUSHED)
     assert log.find(key(2)) == Ghost(1.5, 7)
     assert log.find(key(3)) == Ghost(2.5, FLUSHED)
     assert log.find(key(4)) is None
@@ -41,7 +38,7 @@ def test_the_latest_departure_counts() -> None:
     """A key that left twice is said to have left the second time, across the ring's end too."""
     log = GhostLog(4)
     for now in range(10):
-        log.add(KEYS, rows(1), float(now), now)
+        log.add(rows(1), float(now), now)
         assert log.find(key(1)) == Ghost(float(now), now)
 
 
@@ -49,8 +46,8 @@ def test_the_oldest_are_forgotten_first() -> None:
     """The ring holds the last `capacity` departures, one at a time or many at once."""
     log = GhostLog(4)
     for n in range(1, 7):
-        log.add(KEYS, rows(n), float(n), n)
+        log.add(rows(n), float(n), n)
     assert [log.find(key(n)) is not None for n in range(1, 7)] == [False] * 2 + [True] * 4
-    log.add(KEYS, rows(*range(10, 17)), 9.0, 1)
+    log.add(rows(*range(10, 17)), 9.0, 1)
     assert [log.find(key(n)) is not None for n in range(10, 17)] == [False] * 3 + [True] * 4
     assert log.find(key(6)) is None

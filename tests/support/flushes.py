@@ -37,6 +37,7 @@ class Follower:
     def order(self, order: Flush) -> None:
         """Flush here, then tell the others, as an operator's call does."""
         self._carry_out(order)
+        self.directory.expect(order)
         self.directory.announce(order)
         self.directory.acknowledge(order.flush_id)
 

@@ -31,6 +31,9 @@ class RecordingDirectory:
         """Return `known_nonces`."""
         return self.known_nonces
 
+    def expect(self, flush: Flush) -> None:
+        """Do nothing: there is no other worker."""
+
     def announce(self, flush: Flush) -> None:
         """Do nothing: there is no other worker."""
 

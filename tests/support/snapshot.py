@@ -34,4 +34,8 @@ def _copy(thing: object, above: set[int]) -> object:
         return (type(thing).__name__, *((n, _copy(getattr(thing, n), above)) for n in names))
     if callable(thing):
         return id(thing)
-    return (type(thing).__name__, _copy(vars(thing), above))
+    if isinstance(thing, memoryview):
+        return bytes(thing)
+    slots = getattr(type(thing), "__slots__", None)
+    parts = vars(thing) if slots is None else {name: getattr(thing, name) for name in slots}
+    return (type(thing).__name__, _copy(parts, above))
