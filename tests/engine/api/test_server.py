@@ -63,7 +63,7 @@ async def test_a_stop_ends_what_takes_too_long() -> None:
             process.send_signal(signal.SIGTERM)
             rest = [line async for line in lines if line]
         error = json.loads(rest[-1].removeprefix("data: "))["error"]
-        assert error["type"] == "server_error"
+        assert (error["type"], error["code"]) == ("server_error", "shutting_down")
         assert "closed True" in await _rest(process)
 
 
