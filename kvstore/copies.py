@@ -8,6 +8,9 @@ from stemkv.kvstore.pool import Pool
 from stemkv.kvstore.values import Copy
 
 
+_NOTHING: frozenset[BlockId] = frozenset()
+
+
 @dataclass(slots=True, eq=False)
 class Copies:
     """Every copy holds a pin on its source until the step that carries it out has run."""
@@ -58,6 +61,8 @@ class Copies:
 
     def take(self) -> tuple[Copy, ...]:
         """Return the planned copies; they are under way from now on."""
+        if not self._planned:
+            return ()
         copies = tuple(self._planned.values())
         self._executing += copies
         self._planned.clear()
@@ -65,8 +70,9 @@ class Copies:
 
     def settle(self) -> frozenset[BlockId]:
         """Let the sources go of the copies that were under way; return their destinations."""
+        if not self._executing:
+            return _NOTHING
         destinations = frozenset(c.destination for c in self._executing)
-        if destinations:
-            self.pool.unpin(c.source for c in self._executing)
-            self._executing.clear()
+        self.pool.unpin(c.source for c in self._executing)
+        self._executing.clear()
         return destinations

@@ -18,6 +18,8 @@ import xxhash
 from stemkv.kvstore.ids import BlockKey
 from stemkv.kvstore.namespace import encode_fields
 
+_LITTLE_ENDIAN = np.dtype("<i4")
+
 KEY_BYTES = 16
 TOKEN_BYTES = 4
 
@@ -85,4 +87,6 @@ def chain(digest: Digest, parent: BlockKey, tokens: bytes, block_size: int) -> l
 
 def as_bytes(tokens: Sequence[int] | npt.NDArray[np.int32]) -> bytes:
     """Return tokens as little-endian int32."""
+    if isinstance(tokens, np.ndarray) and tokens.dtype == _LITTLE_ENDIAN:
+        return tokens.tobytes()
     return np.asarray(tokens, "<i4").tobytes()

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from typing import NamedTuple
+
 import numpy as np
 
 from stemkv.kvstore.ids import BlockKey
@@ -13,8 +15,7 @@ from stemkv.kvstore.roots import Root
 from stemkv.kvstore.xxh3 import MAX_WORDS, MIN_WORDS
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Match:
+class Match(NamedTuple):
     """What of a prompt is there: leading full blocks, then `partial_tokens` of block `partial`."""
 
     blocks: I32
@@ -56,8 +57,6 @@ class Matcher:
 
     def full_blocks(self, root: Root, prompt: Tokens) -> I32:
         """Return the leading published blocks of a prompt, verified one by one."""
-        if self.hashes_inside:
-            return self.pool.match_chain(prompt, root.index)
         size = self.pool.block_size
         out = np.empty(len(prompt) // size, np.int32)
         data = b""
@@ -76,6 +75,9 @@ class Matcher:
 
     def match(self, root: Root, prompt: Tokens, owner: int, *, partial: bool) -> Match:
         """Return a prompt's longest reusable prefix; partial False: full blocks only."""
+        if self.hashes_inside:
+            found = self.pool.match_chain(prompt, root.index, owner)
+            return Match(*found) if partial else Match(found[0])
         blocks = self.full_blocks(root, prompt)
         offset = len(blocks) * self.pool.block_size
         if not partial or offset == len(prompt):

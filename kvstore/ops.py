@@ -458,30 +458,37 @@ def match_chain(
     table: I64,
     keys: U64,
     prompt: I32,
-    root: int,
+    root_index: int,
     root_key: U64,
+    owner: int,
     out: I32,
-) -> int:
-    """Find the leading published blocks of a prompt; out gets them, the return value counts them.
+) -> tuple[int, int, int]:
+    """Find a prompt's leading published blocks, and the best part of one more.
 
     A parent's newest child is tried first, then its key is looked up; a parent without children
-    needs no key.
+    needs no key. out gets the blocks; returned are their count and what `best_partial` says of the
+    owner's blocks after them.
     """
     size = tokens.shape[1]
     words = np.empty(2 + size // 2, np.uint64)
-    parent = root
-    for i in range(out.shape[0]):
-        b = first_child(meta, heads, parent)
+    parent = np.int64(-2 - root_index)
+    n = 0
+    while n < out.shape[0]:
+        b = np.int64(first_child(meta, heads, parent))
         if b < 0:
-            return i
-        if not matches(tokens, meta, b, parent, prompt, i * size):
-            low, high = child_key(keys, root_key, prompt, i * size, parent, words)
-            b = find_twin(tokens, meta, table, keys, prompt, i * size, parent, low, high)
+            return n, NONE, 0
+        if not matches(tokens, meta, b, parent, prompt, n * size):
+            low, high = child_key(keys, root_key, prompt, n * size, parent, words)
+            b = np.int64(find_twin(tokens, meta, table, keys, prompt, n * size, parent, low, high))
             if b < 0:
-                return i
-        out[i] = b
+                break
+        out[n] = b
         parent = b
-    return out.shape[0]
+        n += 1
+    if n * size == prompt.shape[0]:
+        return n, NONE, 0
+    block, length = best_partial(tokens, meta, heads, prompt, n * size, parent, owner)
+    return n, block, length
 
 
 @compiled
@@ -496,20 +503,20 @@ def publish_chain(
     blocks: I32,
     start: int,
     stop: int,
-    place: I64,
+    root_index: int,
+    owner: int,
+    may_swap: bool,
     root_key: U64,
     stored: I32,
     new: int,
 ) -> tuple[int, int]:
     """Publish a sequence's blocks of index start to stop - 1; see `Publisher.publish`.
 
-    place: index of the root, the owner, and 1 if twins may be adopted. stored: gets the blocks
-    that are new in the index, after the `new` before them. Returns the index reached, below stop
-    only where one collides, and how many are new by now.
+    stored: gets the blocks that are new in the index, after the `new` before them. Returns the
+    index reached, below stop only where one collides, and how many are new by now.
     """
     size = tokens.shape[1]
     words = np.empty(2 + size // 2, np.uint64)
-    root_index, owner, may_swap = place[0], place[1], place[2]
     root = -2 - root_index
     for i in range(start, stop):
         parent = np.int64(blocks[i - 1]) if i > 0 else root
@@ -519,7 +526,7 @@ def publish_chain(
         b = blocks[i]
         if twin == b:
             continue  # a fork has published it
-        if twin == COLLISION or (twin >= 0 and may_swap == 0):
+        if twin == COLLISION or (twin >= 0 and not may_swap):
             return i, new
         if twin >= 0:
             blocks[i] = twin
@@ -732,7 +739,7 @@ def commit_batch(
     history: I32,
     tables: I32,
     batch: I32,
-    may_swap: int,
+    may_swap: bool,
 ) -> I32:
     """Take all that is reserved as computed, publish full blocks; return those that are new."""
     size = tokens.shape[1]
@@ -740,15 +747,12 @@ def commit_batch(
     for s in batch:
         most += rows[s, RESERVED] // size - rows[s, PUBLISHED_BLOCKS]
     stored = np.empty(max(0, most), np.int32)
-    place = np.empty(3, np.int64)
-    place[2] = may_swap
     new = 0
     for s in batch:
         rows[s, COMPUTED] = rows[s, RESERVED]
         stop = rows[s, COMPUTED] // size
         if rows[s, WRITES] == 0 or rows[s, PUBLISHED_BLOCKS] >= stop:
             continue
-        place[0], place[1] = rows[s, ROOT_INDEX], rows[s, SEQUENCE_OWNER]
         reached, new = publish_chain(
             tokens,
             meta,
@@ -760,7 +764,9 @@ def commit_batch(
             tables[s],
             rows[s, PUBLISHED_BLOCKS],
             stop,
-            place,
+            rows[s, ROOT_INDEX],
+            rows[s, SEQUENCE_OWNER],
+            may_swap,
             root_keys[rows[s, ROOT_INDEX]],
             stored,
             new,

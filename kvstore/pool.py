@@ -7,7 +7,7 @@ number, or by a root's `reference`.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +36,7 @@ class Place:
     owner: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Chain:
+class Chain(NamedTuple):
     """A sequence's tokens and its block table (written to where a twin takes a block's place).
 
     root: index of its root. may_swap: whether twins may be adopted.
@@ -146,21 +145,25 @@ class Pool:
             ops.walk(self.tokens, self.meta, self.heads, prompt, parent, start, len(out), out)
         )
 
-    def match_chain(self, prompt: Tokens, root: int) -> I32:
-        """Return the leading published blocks of a prompt below a root of this index."""
+    def match_chain(self, prompt: Tokens, root: int, owner: int) -> tuple[I32, int, int]:
+        """Return the leading published blocks of a prompt, and the best part of one more.
+
+        root: index of the root. See `ops.match_chain`.
+        """
         out = np.empty(len(prompt) // self.block_size, np.int32)
-        found = ops.match_chain(
+        found, partial, length = ops.match_chain(
             self.tokens,
             self.meta,
             self.heads,
             self.table,
             self.keys,
             prompt,
-            -2 - root,
+            root,
             self.root_keys[root],
+            owner,
             out,
         )
-        return out[:found]
+        return out[:found], int(partial), int(length)
 
     def find_twin(self, prompt: Tokens, offset: int, parent: int, key: BlockKey) -> int:
         """Return the block under a key if it is parent's child with prompt's tokens at offset.
@@ -256,7 +259,9 @@ class Pool:
             chain.blocks,
             start,
             stop,
-            np.array([chain.root, chain.owner, chain.may_swap], np.int64),
+            chain.root,
+            chain.owner,
+            chain.may_swap,
             self.root_keys[chain.root],
             stored,
             0,
@@ -277,7 +282,7 @@ class Pool:
             open_.history,
             open_.tables,
             batch,
-            int(may_swap),
+            may_swap,
         )
 
     def make_tail(self, block: int, place: Place) -> None:

@@ -64,7 +64,7 @@ class Reserver:
         return None
 
     def reserve_all(self, batch: I32) -> int:
-        """Make all known positions of each sequence writable; return how many could be, in order."""
+        """Make all known positions of each sequence writable; say how many could be, in order."""
         sequences, done = self.sequences, 0
         size = self.pool.block_size
         while done < len(batch):

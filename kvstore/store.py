@@ -49,6 +49,7 @@ from stemkv.kvstore.views import PoolCounts, TenantCounts
 from stemkv.policies.eviction import EVICTION
 
 _GHOSTS_AT_LEAST = 1024
+_TOKEN = np.dtype(np.int32)
 
 
 class BlockStore:
@@ -98,7 +99,7 @@ class BlockStore:
 
     def lookup(self, namespace: Namespace, prompt: Tokens) -> Lookup:
         """Return a prompt's longest reusable prefix, holding nothing."""
-        match, leader = self._find(namespace, np.array(prompt, np.int32))
+        match, leader = self._find(namespace, _plain(prompt))
         return Lookup(len(match.blocks), match.partial_tokens, leader)
 
     @property
@@ -185,7 +186,7 @@ class BlockStore:
         if not 0 < len(prompt) <= config.max_tokens:
             raise ValueError(f"prompt: {len(prompt)} tokens are not in 1..{config.max_tokens}")
         assert not self.copies.under_way, "a step is under way"
-        prompt = np.array(prompt, np.int32)
+        prompt = _plain(prompt)
         match, leader = self._find(namespace, prompt) if read else (NO_MATCH, None)
         if leader is not None:
             return Following(leader)
@@ -231,7 +232,10 @@ class BlockStore:
     def commit(self, sequence: SequenceId, computed: int) -> None:
         """Say that all positions below `computed` are written; publish the full blocks."""
         state = self._open[sequence]
-        assert state.computed <= computed <= state.reserved
+        before = state.computed
+        assert before <= computed <= state.reserved
+        if computed == before:
+            return
         state.computed = computed
         if state.writes and state.published < computed // self.config.block_size:
             self._publisher.publish(state)
@@ -316,7 +320,7 @@ class BlockStore:
         match = self.matcher.match(root, prompt, owner, partial=self.config.partial_hits)
         start = len(match.blocks) * self.config.block_size
         block = prompt[start : start + self.config.block_size]
-        if len(block) < self.config.block_size:
+        if len(block) < self.config.block_size or not self.leaders.all():
             return match, None
         return match, self.leaders.find((end_of(match.blocks, root), as_bytes(block)))
 
@@ -324,7 +328,7 @@ class BlockStore:
         """Check that a match can be adopted and the rest taken; give the copy up if it cannot."""
         if not needed:
             return match, None
-        adopted = self.pool.unheld(match.blocks)
+        adopted = self.pool.unheld(match.blocks) if len(match.blocks) else 0
         if match.partial >= 0:
             source = self.pool.unheld(np.array([match.partial], np.int32))
             if self._allocator.shortage(needed, adopted + source) is None:
@@ -345,7 +349,8 @@ class BlockStore:
         size = self.config.block_size
         adopted = len(match.blocks)
         needed = -(-len(prompt) // size) - adopted
-        self.pool.reference(match.blocks)
+        if adopted:
+            self.pool.reference(match.blocks)
         if match.partial >= 0:
             # Held before blocks are taken, or the source itself might be evicted for them.
             self.pool.pin(match.partial)
@@ -361,8 +366,18 @@ class BlockStore:
             published=adopted,
             prompt_blocks=len(prompt) // size,
         )
-        blocks = np.concatenate([match.blocks, fresh]) if needed else match.blocks
+        blocks = np.concatenate([match.blocks, fresh]) if adopted and needed else fresh
+        if not needed:
+            blocks = match.blocks
         state = self._open.open(root, progress, prompt, blocks)
         if writes and adopted < progress.prompt_blocks:
             self._publisher.lead(state)
         return Admission(state.number, adopted * size, match.partial_tokens)
+
+
+def _plain(prompt: Tokens) -> Tokens:
+    """Return a prompt as compiled loops take it: int32, contiguous, and theirs to write to."""
+    flags = prompt.flags
+    if prompt.dtype == _TOKEN and flags.c_contiguous and flags.writeable:
+        return prompt
+    return np.array(prompt, np.int32)

@@ -27,8 +27,7 @@ class Lookup:
     leader: SequenceId | None
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(NamedTuple):
     """A prompt that got its blocks: the cached ones adopted, the rest reserved.
 
     full_tokens and partial_tokens: reused from full blocks, and by a planned copy. computed:
