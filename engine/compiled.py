@@ -31,7 +31,8 @@ def keep_compiled(
     What the environment says already stays. Raises ConfigError when there is no folder at all.
     """
     wanted = {}
-    beside = [package / name / "__pycache__" for name in _COMPILED]
+    modules = (file for name in _COMPILED for file in (package / name).rglob("*.py"))
+    beside = {module.parent / "__pycache__" for module in modules}
     if NUMBA_VARIABLE not in environ and not _all_writable(beside):
         wanted[NUMBA_VARIABLE] = "numba"
     triton_is_told = TRITON_VARIABLE in environ or TRITON_HOME_VARIABLE in environ

@@ -15,8 +15,9 @@ from stemkv.engine.config import ConfigError
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """Make a folder as the installed package has it."""
-    for name in ("kvstore", "policies", "kernels"):
+    for name in ("kvstore", "policies/eviction", "kernels"):
         (tmp_path / "package" / name).mkdir(parents=True)
+        (tmp_path / "package" / name / "module.py").write_text("")
     return tmp_path / "package"
 
 
@@ -41,9 +42,12 @@ def test_what_can_be_written_is_left_alone(tmp_path: Path, package: Path) -> Non
     assert not (tmp_path / "cache").exists()
 
 
-def test_read_only_installation(tmp_path: Path, package: Path, unwritable: set[Path]) -> None:
+@pytest.mark.parametrize("folder", ["kernels", "policies/eviction"])
+def test_read_only_installation(
+    tmp_path: Path, package: Path, unwritable: set[Path], folder: str
+) -> None:
     """One folder of the package that cannot be written to sends numba to the cache folder."""
-    unwritable.add(package / "kernels")
+    unwritable.add(package / folder)
     environ: dict[str, str] = {}
     keep_compiled(environ, package, tmp_path / "home", tmp_path / "cache")
     assert environ == {NUMBA_VARIABLE: str(tmp_path / "cache" / "compiled" / "numba")}
