@@ -15,8 +15,8 @@ class StoreConfig:
     capacity_blocks: size of the pool. block_size: tokens a block. block_bytes: bytes of a block's
     keys and values, for reports. max_sequences: open at one time. max_tokens: of one sequence.
     secret, fingerprint (model weights), kv_dtype: equal in all processes of a deployment.
-    keep_free: blocks that are free again whenever a
-    sequence ends, so that what the next one writes pushes out nothing worth more.
+    keep_free: blocks that are free again whenever a sequence ends, so that what the next one writes
+    pushes out nothing worth more.
     prefix_cache False: nothing is ever looked up or published. partial_hits False: full blocks
     only.
     """
