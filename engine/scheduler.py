@@ -12,6 +12,7 @@ import numpy as np
 
 from stemkv.engine.job import Track
 from stemkv.engine.plan import CopyPlan, StepPlan
+from stemkv.kvstore.ids import SequenceId
 from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.values import Admission, Copy, Following, Shortage
 from stemkv.policies.ordering import OrderingPolicy
@@ -89,10 +90,15 @@ class Scheduler:
 
     def committed(self, scheduled: Scheduled) -> None:
         """Take in that a step's keys and values are written."""
+        whole: list[SequenceId] = []
         for track, rows in scheduled.rows:
             assert track.sequence is not None
             track.done += rows
-            self.store.commit(track.sequence, track.done)
+            if track.remaining:
+                self.store.commit(track.sequence, track.done)
+            else:
+                whole.append(track.sequence)
+        self.store.commit_all(np.array(whole, np.int32))
         self.store.settle()
 
     # --- choosing ----------------------------------------------------------------------------
@@ -105,7 +111,8 @@ class Scheduler:
         # Where decodes alone are over the budget, those that waited longest go first.
         decodes.sort(key=lambda t: (t.last_step, self.order(t)))
         prefills.sort(key=self.order)
-        for track in [*decodes, *prefills]:
+        self._decode(decodes[:budget], chosen)
+        for track in prefills:
             free = budget - sum(chosen.values())
             if free <= 0:
                 break
@@ -114,6 +121,19 @@ class Scheduler:
             rows = min(free, track.remaining)
             if self._reserve(track, track.done + rows, chosen):
                 chosen[track] = rows
+
+    def _decode(self, tracks: Sequence[Track], chosen: dict[Track, int]) -> None:
+        """Reserve a row each for as many of these tracks as get one, all at once if blocks last."""
+        left = list(tracks)
+        while left:
+            batch = np.array([track.sequence for track in left], np.int32)
+            got = self.store.reserve_all(batch)
+            chosen.update(dict.fromkeys(left[:got], 1))
+            short, left = left[got : got + 1], left[got + 1 :]
+            for track in short:
+                if self._reserve(track, track.length, chosen):
+                    chosen[track] = 1
+            left = [track for track in left if track.sequence is not None]
 
     def _admit(self, chosen: dict[Track, int]) -> None:
         """Start waiting tracks in order, as long as budget, blocks and sequences suffice."""

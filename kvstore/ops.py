@@ -16,6 +16,8 @@ A parent is a block's number, or -2 - r for root r. Children of a parent form a 
 recently used to the least.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -26,6 +28,8 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 F64 = npt.NDArray[np.float64]
+Int = int | np.signedinteger[Any]
+"""A number as compiled code has it; plain Python when it is not compiled."""
 
 # Columns of meta.
 REF, PIN, PARENT, FIRST_CHILD, NEXT_SIBLING, PREV_SIBLING = 0, 1, 2, 3, 4, 5
@@ -50,7 +54,7 @@ SEQUENCE_COLUMNS = 9
 
 
 @compiled
-def link_newest(meta: I32, count: I64, which: int, b: int) -> None:
+def link_newest(meta: I32, count: I64, which: Int, b: Int) -> None:
     """Put block b at the newest end of a list."""
     head = meta.shape[0] - 3 + which
     last = meta[head, PREV]
@@ -69,7 +73,7 @@ def free_all(meta: I32, count: I64) -> None:
 
 
 @compiled
-def unlink(meta: I32, count: I64, which: int, b: int) -> None:
+def unlink(meta: I32, count: I64, which: Int, b: Int) -> None:
     """Take block b off its list."""
     before, after = meta[b, PREV], meta[b, NEXT]
     meta[before, NEXT] = after
@@ -78,7 +82,7 @@ def unlink(meta: I32, count: I64, which: int, b: int) -> None:
 
 
 @compiled
-def first_child(meta: I32, heads: I32, parent: int) -> int:
+def first_child(meta: I32, heads: I32, parent: Int) -> Int:
     """Return the most recently used child of a block or root, NONE without."""
     if parent >= 0:
         return int(meta[parent, FIRST_CHILD])
@@ -86,7 +90,7 @@ def first_child(meta: I32, heads: I32, parent: int) -> int:
 
 
 @compiled
-def set_first_child(meta: I32, heads: I32, parent: int, b: int) -> None:
+def set_first_child(meta: I32, heads: I32, parent: Int, b: Int) -> None:
     """Make b the head of the parent's list of children."""
     if parent >= 0:
         meta[parent, FIRST_CHILD] = b
@@ -95,7 +99,7 @@ def set_first_child(meta: I32, heads: I32, parent: int, b: int) -> None:
 
 
 @compiled
-def add_child(meta: I32, heads: I32, parent: int, b: int) -> None:
+def add_child(meta: I32, heads: I32, parent: Int, b: Int) -> None:
     """Put b at the front of the parent's children."""
     front = first_child(meta, heads, parent)
     meta[b, PARENT] = parent
@@ -107,7 +111,7 @@ def add_child(meta: I32, heads: I32, parent: int, b: int) -> None:
 
 
 @compiled
-def remove_child(meta: I32, heads: I32, b: int) -> None:
+def remove_child(meta: I32, heads: I32, b: Int) -> None:
     """Take b out of its parent's children."""
     before, after = meta[b, PREV_SIBLING], meta[b, NEXT_SIBLING]
     if before >= 0:
@@ -119,7 +123,7 @@ def remove_child(meta: I32, heads: I32, b: int) -> None:
 
 
 @compiled
-def move_to_front(meta: I32, heads: I32, b: int) -> None:
+def move_to_front(meta: I32, heads: I32, b: Int) -> None:
     """Make b the most recently used child of its parent."""
     if meta[b, PREV_SIBLING] >= 0:
         parent = meta[b, PARENT]
@@ -140,7 +144,7 @@ def block_of(entry: np.int64) -> np.int64:
 
 
 @compiled
-def find_key(table: I64, keys: U64, low: np.uint64, high: np.uint64) -> int:
+def find_key(table: I64, keys: U64, low: np.uint64, high: np.uint64) -> Int:
     """Return the block published under a key, NONE without."""
     mask = np.int64(table.shape[0] - 1)
     tag = tag_of(low)
@@ -155,7 +159,7 @@ def find_key(table: I64, keys: U64, low: np.uint64, high: np.uint64) -> int:
 
 
 @compiled
-def insert_key(table: I64, keys: U64, b: int) -> None:
+def insert_key(table: I64, keys: U64, b: Int) -> None:
     """Enter a block under the key in its row; the key must not be there."""
     mask = np.int64(table.shape[0] - 1)
     tag = tag_of(keys[b, 0])
@@ -166,7 +170,7 @@ def insert_key(table: I64, keys: U64, b: int) -> None:
 
 
 @compiled
-def delete_key(table: I64, keys: U64, b: int) -> None:
+def delete_key(table: I64, keys: U64, b: Int) -> None:
     """Take a block out of the index, moving later entries of its run back (no tombstones)."""
     mask = np.int64(table.shape[0] - 1)
     tag = tag_of(keys[b, 0])
@@ -188,7 +192,7 @@ def delete_key(table: I64, keys: U64, b: int) -> None:
 
 
 @compiled
-def common_prefix(tokens: I32, b: int, prompt: I32, offset: int, limit: int) -> int:
+def common_prefix(tokens: I32, b: Int, prompt: I32, offset: Int, limit: Int) -> Int:
     """How many of block b's first tokens, at most limit, equal prompt[offset:]."""
     n = 0
     while n < limit and tokens[b, n] == prompt[offset + n]:
@@ -197,7 +201,7 @@ def common_prefix(tokens: I32, b: int, prompt: I32, offset: int, limit: int) -> 
 
 
 @compiled
-def matches(tokens: I32, meta: I32, b: int, parent: int, prompt: I32, offset: int) -> bool:
+def matches(tokens: I32, meta: I32, b: Int, parent: Int, prompt: I32, offset: Int) -> bool:
     """Whether b is the published child of parent that holds the block of prompt at offset."""
     if meta[b, STATE] != PUBLISHED or meta[b, PARENT] != parent:
         return False
@@ -207,8 +211,8 @@ def matches(tokens: I32, meta: I32, b: int, parent: int, prompt: I32, offset: in
 
 @compiled
 def walk(
-    tokens: I32, meta: I32, heads: I32, prompt: I32, parent: int, start: int, stop: int, out: I32
-) -> int:
+    tokens: I32, meta: I32, heads: I32, prompt: I32, parent: Int, start: Int, stop: Int, out: I32
+) -> Int:
     """Follow newest children from block index start; return the index of the first not found so.
 
     out[i] gets the block of index i. Compares parent and tokens, so it needs no key.
@@ -225,13 +229,14 @@ def walk(
 
 @compiled
 def best_partial(
-    tokens: I32, meta: I32, heads: I32, prompt: I32, offset: int, parent: int, owner: int
-) -> tuple[int, int]:
+    tokens: I32, meta: I32, heads: I32, prompt: I32, offset: Int, parent: Int, owner: Int
+) -> tuple[Int, Int]:
     """Return the child of parent with the longest common prefix with prompt[offset:]; its length.
 
     Looks at the 32 most recently used children, published or tails, of this owner alone.
     """
-    best, length = NONE, 0
+    best: Int = NONE
+    length: Int = 0
     rest = prompt.shape[0] - offset
     b = first_child(meta, heads, parent)
     for _ in range(32):
@@ -246,7 +251,7 @@ def best_partial(
 
 
 @compiled
-def list_of(meta: I32, b: int) -> int:
+def list_of(meta: I32, b: Int) -> Int:
     """Which list an unreferenced block belongs on."""
     if meta[b, STATE] == PUBLISHED:
         return CACHED_LIST
@@ -256,7 +261,7 @@ def list_of(meta: I32, b: int) -> int:
 
 
 @compiled
-def park(meta: I32, count: I64, b: int) -> None:
+def park(meta: I32, count: I64, b: Int) -> None:
     """Put a block that nothing references any more where it can be taken from."""
     which = list_of(meta, b)
     if which == FREE_LIST:
@@ -265,7 +270,7 @@ def park(meta: I32, count: I64, b: int) -> None:
 
 
 @compiled
-def reference(meta: I32, heads: I32, count: I64, blocks: I32, column: int) -> None:
+def reference(meta: I32, heads: I32, count: I64, blocks: I32, column: Int) -> None:
     """Add one reference (REF or PIN) to each published block or tail, as most recently used."""
     for b in blocks:
         if meta[b, REF] == 0 and meta[b, PIN] == 0:
@@ -276,7 +281,7 @@ def reference(meta: I32, heads: I32, count: I64, blocks: I32, column: int) -> No
 
 
 @compiled
-def dereference(meta: I32, count: I64, blocks: I32, column: int) -> None:
+def dereference(meta: I32, count: I64, blocks: I32, column: Int) -> None:
     """Drop one reference (REF or PIN) of each block, the last first: it ages before its parent.
 
     Cached blocks are put on their list as one run: its end is written once.
@@ -302,7 +307,7 @@ def dereference(meta: I32, count: I64, blocks: I32, column: int) -> None:
 
 
 @compiled
-def count_unreferenced(meta: I32, blocks: I32) -> int:
+def count_unreferenced(meta: I32, blocks: I32) -> Int:
     """How many of these blocks are held by nothing, so that adopting them takes from the pool."""
     n = 0
     for b in blocks:
@@ -312,7 +317,7 @@ def count_unreferenced(meta: I32, blocks: I32) -> int:
 
 
 @compiled
-def withdraw(meta: I32, heads: I32, table: I64, keys: U64, b: int) -> None:
+def withdraw(meta: I32, heads: I32, table: I64, keys: U64, b: Int) -> None:
     """Take a block out of the tree, and out of the index if it is published."""
     if meta[b, STATE] == PUBLISHED:
         delete_key(table, keys, b)
@@ -343,11 +348,11 @@ def find_twin(
     table: I64,
     keys: U64,
     prompt: I32,
-    offset: int,
-    parent: int,
+    offset: Int,
+    parent: Int,
     low: np.uint64,
     high: np.uint64,
-) -> int:
+) -> Int:
     """Return the published block under this key if it is the same, COLLISION if it is another."""
     b = find_key(table, keys, low, high)
     if b < 0:
@@ -358,7 +363,7 @@ def find_twin(
 
 
 @compiled
-def enter(meta: I32, heads: I32, b: int, fill: int, parent: int, root: int, owner: int) -> None:
+def enter(meta: I32, heads: I32, b: Int, fill: Int, parent: Int, root: Int, owner: Int) -> None:
     """Put a block that holds `fill` tokens into the tree; the caller sets tokens and state."""
     meta[b, FILL] = fill
     meta[b, ROOT] = root
@@ -368,7 +373,7 @@ def enter(meta: I32, heads: I32, b: int, fill: int, parent: int, root: int, owne
 
 
 @compiled
-def drop(meta: I32, table: I64, keys: U64, count: I64, b: int) -> bool:
+def drop(meta: I32, table: I64, keys: U64, count: I64, b: Int) -> bool:
     """Take a block out of index and lists but leave the tree's links; True if it is now free.
 
     A block that is still referenced becomes PRIVATE and goes on serving its holders.
@@ -387,7 +392,7 @@ def drop(meta: I32, table: I64, keys: U64, count: I64, b: int) -> bool:
 
 
 @compiled
-def cut_roots(meta: I32, heads: I32, dead: npt.NDArray[np.bool_], out: I32) -> int:
+def cut_roots(meta: I32, heads: I32, dead: npt.NDArray[np.bool_], out: I32) -> Int:
     """List every block below the dead roots in out, and cut them off; return how many."""
     n = 0
     for b in range(meta.shape[0] - 3):
@@ -401,7 +406,7 @@ def cut_roots(meta: I32, heads: I32, dead: npt.NDArray[np.bool_], out: I32) -> i
 
 
 @compiled
-def drop_all(meta: I32, table: I64, keys: U64, count: I64, blocks: I32) -> int:
+def drop_all(meta: I32, table: I64, keys: U64, count: I64, blocks: I32) -> Int:
     """Drop these blocks; return how many something still holds."""
     held = 0
     for b in blocks:
@@ -411,7 +416,7 @@ def drop_all(meta: I32, table: I64, keys: U64, count: I64, blocks: I32) -> int:
 
 
 @compiled
-def subtree(meta: I32, heads: I32, top: int, out: I32, n: int) -> int:
+def subtree(meta: I32, heads: I32, top: Int, out: I32, n: Int) -> Int:
     """Append top and all below it to out[n:], top first, and cut top off its parent."""
     remove_child(meta, heads, top)
     out[n] = top
@@ -432,7 +437,7 @@ def subtree(meta: I32, heads: I32, top: int, out: I32, n: int) -> int:
 
 @compiled
 def child_key(
-    keys: U64, root_key: U64, tokens: I32, offset: int, parent: int, words: U64
+    keys: U64, root_key: U64, tokens: I32, offset: Int, parent: Int, words: U64
 ) -> tuple[np.uint64, np.uint64]:
     """Key of parent's child that holds the block of `tokens` at offset, as `keys` has it.
 
@@ -458,11 +463,11 @@ def match_chain(
     table: I64,
     keys: U64,
     prompt: I32,
-    root_index: int,
+    root_index: Int,
     root_key: U64,
-    owner: int,
+    owner: Int,
     out: I32,
-) -> tuple[int, int, int]:
+) -> tuple[Int, Int, Int]:
     """Find a prompt's leading published blocks, and the best part of one more.
 
     A parent's newest child is tried first, then its key is looked up; a parent without children
@@ -501,15 +506,15 @@ def publish_chain(
     count: I64,
     history: I32,
     blocks: I32,
-    start: int,
-    stop: int,
-    root_index: int,
-    owner: int,
+    start: Int,
+    stop: Int,
+    root_index: Int,
+    owner: Int,
     may_swap: bool,
     root_key: U64,
     stored: I32,
-    new: int,
-) -> tuple[int, int]:
+    new: Int,
+) -> tuple[Int, Int]:
     """Publish a sequence's blocks of index start to stop - 1; see `Publisher.publish`.
 
     stored: gets the blocks that are new in the index, after the `new` before them. Returns the
@@ -549,7 +554,7 @@ def publish_chain(
 
 
 @compiled
-def hold(meta: I32, heads: I32, count: I64, b: int) -> None:
+def hold(meta: I32, heads: I32, count: I64, b: Int) -> None:
     """Add one reference to a block in the tree, as most recently used."""
     if meta[b, REF] == 0 and meta[b, PIN] == 0:
         unlink(meta, count, list_of(meta, b), b)
@@ -558,7 +563,7 @@ def hold(meta: I32, heads: I32, count: I64, b: int) -> None:
 
 
 @compiled
-def let_go(meta: I32, count: I64, b: int) -> None:
+def let_go(meta: I32, count: I64, b: Int) -> None:
     """Drop one reference of a block."""
     meta[b, REF] -= 1
     if meta[b, REF] == 0 and meta[b, PIN] == 0:
@@ -574,11 +579,11 @@ def drop_covered_tail(
     keys: U64,
     count: I64,
     known: I32,
-    offset: int,
-    fill: int,
-    parent: int,
-    owner: int,
-) -> int:
+    offset: Int,
+    fill: Int,
+    parent: Int,
+    owner: Int,
+) -> Int:
     """Free a tail that known[offset : offset + fill] goes on from; how much of it is there."""
     b, same = best_partial(tokens, meta, heads, known[: offset + fill], offset, parent, owner)
     if b >= 0 and meta[b, STATE] == TAIL and same == meta[b, FILL] and same < fill:
@@ -593,10 +598,10 @@ def note_departures(
     ring_keys: U64,
     ring_seconds: F64,
     ring_cause: I32,
-    written: int,
+    written: Int,
     keys: U64,
     seconds: float,
-    cause: int,
+    cause: Int,
 ) -> None:
     """Write keys that leave the index into a ring, after the `written` before them."""
     capacity = ring_keys.shape[0]
@@ -617,7 +622,7 @@ def take_oldest(
     evicted: I64,
     departed: U64,
     out: I32,
-) -> int:
+) -> Int:
     """Do what the policy `lru`, `sort_out` and `take` do, without a list of victims.
 
     departed: gets the keys of the published blocks that go; the return value counts them.
@@ -643,7 +648,7 @@ def take_oldest(
 
 
 @compiled
-def reset(meta: I32, b: int) -> None:
+def reset(meta: I32, b: Int) -> None:
     """Make a block that is out of everything private, with one reference."""
     meta[b, STATE] = PRIVATE
     meta[b, REF] = 1
@@ -653,7 +658,7 @@ def reset(meta: I32, b: int) -> None:
 
 
 @compiled
-def sort_out(meta: I32, victims: I32, evicted: I64, published: I32) -> int:
+def sort_out(meta: I32, victims: I32, evicted: I64, published: I32) -> Int:
     """Count victims by owner, and list the published ones; return how many those are."""
     n = 0
     for b in victims:
@@ -668,11 +673,11 @@ def sort_out(meta: I32, victims: I32, evicted: I64, published: I32) -> int:
 
 
 @compiled
-def extend_batch(rows: I64, history: I32, batch: I32, new_tokens: I32) -> int:
+def extend_batch(rows: I64, history: I32, batch: I32, new_tokens: I32) -> Int:
     """Append a token to each sequence, to none if one is full: that one's number, else NONE."""
     for s in batch:
         if rows[s, LENGTH] >= history.shape[1]:
-            return s
+            return int(s)
     for k in range(batch.shape[0]):
         s = batch[k]
         history[s, rows[s, LENGTH]] = new_tokens[k]
@@ -682,8 +687,8 @@ def extend_batch(rows: I64, history: I32, batch: I32, new_tokens: I32) -> int:
 
 @compiled
 def survey_batch(
-    meta: I32, rows: I64, tables: I32, batch: I32, start: int, size: int, available: int
-) -> tuple[int, int, int]:
+    meta: I32, rows: I64, tables: I32, batch: I32, start: Int, size: Int, available: Int
+) -> tuple[Int, Int, Int]:
     """Say how far a batch, from start on, can be reserved without a copy: stop, blocks, tenant.
 
     Stops before a sequence that would write to a shared block, that more blocks are needed for
@@ -711,7 +716,7 @@ def survey_batch(
 
 @compiled
 def reserve_batch(
-    rows: I64, tables: I32, batch: I32, start: int, stop: int, size: int, fresh: I32
+    rows: I64, tables: I32, batch: I32, start: Int, stop: Int, size: Int, fresh: I32
 ) -> None:
     """Reserve all that is known of sequences start to stop - 1 of a batch, with fresh blocks."""
     n = 0
@@ -747,7 +752,7 @@ def commit_batch(
     for s in batch:
         most += rows[s, RESERVED] // size - rows[s, PUBLISHED_BLOCKS]
     stored = np.empty(max(0, most), np.int32)
-    new = 0
+    new: Int = 0
     for s in batch:
         rows[s, COMPUTED] = rows[s, RESERVED]
         stop = rows[s, COMPUTED] // size

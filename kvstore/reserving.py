@@ -78,9 +78,9 @@ class Reserver:
                 self.pool.available,
             )
             if stop > done:
-                fresh = self.allocator.take(needed, owner)
+                fresh = self.allocator.take(int(needed), int(owner))
                 ops.reserve_batch(sequences.rows, sequences.tables, batch, done, stop, size, fresh)
-                done = stop
+                done = int(stop)
                 continue
             state = sequences[SequenceId(int(batch[done]))]
             if self.reserve(state, state.length) is not None:

@@ -95,7 +95,7 @@ class Sequences:
         self.rows = np.zeros((n, ops.SEQUENCE_COLUMNS), np.int64)
         self.history = np.zeros((n, self.config.max_tokens), np.int32)
         self.tables = np.zeros((n, self.config.blocks_per_sequence), np.int32)
-        self._cells = memoryview(self.rows).cast("B").cast("q")
+        self._cells = self.rows.data.cast("B").cast("q")
         self._free = [SequenceId(number) for number in reversed(range(n))]
 
     def __iter__(self) -> Iterator[SequenceState]:
