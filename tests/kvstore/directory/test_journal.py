@@ -37,6 +37,56 @@ def test_others_flushes_are_pending_in_order_until_acknowledged() -> None:
     assert journal.pending() == (second,)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in FlushKind if kind is not FlushKind.PREFIX])
+def test_others_flushes_of_a_scope_wait_for_the_own_ones_place(kind: FlushKind) -> None:
+    """While it is announced, those before it are not carried out, and those after it are then."""
+    journal = started()
+    own, before, after = flush(kind), flush(kind), flush(kind)
+    elsewhere = flush(FlushKind.TENANT, "b")
+    journal.expect(own)
+    journal.take([entry(1, before), entry(2, own), entry(3, after), entry(4, elsewhere)])
+    assert journal.pending() == (elsewhere,)
+    assert journal.announced(own, EPOCH, 2) == [before.flush_id]
+    assert journal.pending() == (elsewhere,)
+    journal.expect_no_more(own)
+    assert journal.pending() == (after, elsewhere)
+
+
+def test_an_own_flush_of_a_prefix_is_not_carried_out_twice() -> None:
+    """Read from the log before its announcement returned, it is known for one's own."""
+    journal = started()
+    own, other = flush(FlushKind.PREFIX), flush(FlushKind.PREFIX)
+    journal.expect(own)
+    journal.take([entry(1, other), entry(2, own)])
+    assert journal.pending() == (other,)
+    journal.announced(own, EPOCH, 2)
+    journal.expect_no_more(own)
+    assert journal.pending() == (other,)
+
+
+def test_a_flush_that_could_not_be_announced_holds_nothing_back() -> None:
+    """When the announcement has failed, others' flushes of the scope are carried out."""
+    journal = started()
+    own, other = flush(), flush()
+    journal.expect(own)
+    journal.take([entry(1, other)])
+    assert journal.pending() == ()
+    journal.expect_no_more(own)
+    assert journal.pending() == (other,)
+
+
+def test_an_own_flush_read_back_early_does_not_leave_the_worker_behind() -> None:
+    """One that was held when its announcement returned does not keep the journal from clear."""
+    journal = started()
+    own = flush()
+    journal.expect(own)
+    journal.take([entry(1, own)])
+    journal.hold()
+    assert not journal.clear
+    journal.announced(own, EPOCH, 1)
+    assert journal.clear
+
+
 @pytest.mark.parametrize("number", [1, 3, 9])
 def test_gaps_are_found(number: int) -> None:
     """An entry that does not follow the last one read is a gap, and is not taken."""
