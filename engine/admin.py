@@ -3,10 +3,12 @@
 import secrets
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from stemkv.engine.core_protocol import Later
 from stemkv.engine.messages import (
     AdminCall,
     AdminError,
@@ -17,7 +19,6 @@ from stemkv.engine.messages import (
     DoFlush,
     DoLocate,
     EngineStats,
-    FlushReport,
     GetAcknowledgements,
     GetBlock,
     GetStats,
@@ -56,14 +57,11 @@ class Admin:
         """Count an output token."""
         self._generated[tenant] += 1
 
-    def call(self, call: AdminCall) -> AdminReply:
-        """Carry out a call; what is wrong with it, or out of reach, is an `AdminError`."""
-        try:
-            return self._call(call)
-        except DirectoryUnavailable as error:
-            return AdminError("unavailable", f"the directory cannot be reached: {error}")
+    def call(self, call: AdminCall) -> AdminReply | Later:
+        """Carry out a call, but for what the directory is asked: that is done later.
 
-    def _call(self, call: AdminCall) -> AdminReply:
+        What is wrong with it, or out of reach, is an `AdminError`.
+        """
         match call:
             case GetStats():
                 return self._stats()
@@ -74,7 +72,7 @@ class Admin:
             case DoFlush():
                 return self._flush(call)
             case GetAcknowledgements():
-                return dict(self.store.directory.acknowledgements(call.flush_id, wait_seconds=0))
+                return self._acknowledgements(call)
             case DoExplain():
                 return explain(self.store, call.namespace, _tokens(call.prompt))
             case DoLocate():
@@ -150,7 +148,7 @@ class Admin:
         except ValueError as error:
             return AdminError("invalid", str(error), "key")
 
-    def _flush(self, call: DoFlush) -> FlushReport:
+    def _flush(self, call: DoFlush) -> Later:
         """Flush here at once, then tell the others; who has done it is asked for later."""
         scope = call.namespace or _NOBODY
         flush = Flush(
@@ -165,20 +163,33 @@ class Admin:
         )
         report = self.store.flush(flush)
         directory = self.store.directory
-        try:
-            directory.announce(flush)
-            directory.acknowledge(flush.flush_id)
-            done = directory.acknowledgements(flush.flush_id, wait_seconds=0)
-        except DirectoryUnavailable as error:
-            return replace(report, directory_error=str(error))
-        return replace(report, acknowledged=dict(done))
+        directory.expect(flush)
 
-    def _locate(self, call: DoLocate) -> Location:
+        def tell() -> AdminReply:
+            try:
+                directory.announce(flush)
+                directory.acknowledge(flush.flush_id)
+                done = directory.acknowledgements(flush.flush_id, wait_seconds=0)
+            except DirectoryUnavailable as error:
+                return replace(report, directory_error=str(error))
+            return replace(report, acknowledged=dict(done))
+
+        return Later(tell)
+
+    def _acknowledgements(self, call: GetAcknowledgements) -> Later:
+        directory = self.store.directory
+        return _asking(lambda: dict(directory.acknowledgements(call.flush_id, wait_seconds=0)))
+
+    def _locate(self, call: DoLocate) -> Later:
+        directory, size = self.store.directory, self.store.config.block_size
         prompt = _tokens(call.prompt)
         keys = self.store.keys_of(call.namespace, prompt)
-        held = self.store.directory.locate(keys)
-        size = self.store.config.block_size
-        return Location(len(prompt), tuple((str(h.worker), h.blocks * size) for h in held))
+
+        def ask() -> AdminReply:
+            held = directory.locate(keys)
+            return Location(len(prompt), tuple((str(h.worker), h.blocks * size) for h in held))
+
+        return _asking(ask)
 
     def _audit(self) -> AuditReport:
         begun = time.perf_counter()
@@ -189,6 +200,18 @@ class Admin:
             sequences=len(self.store.sequences),
             seconds=time.perf_counter() - begun,
         )
+
+
+def _asking(question: Callable[[], AdminReply]) -> Later:
+    """Put a question to the directory off; its being out of reach is an answer, too."""
+
+    def ask() -> AdminReply:
+        try:
+            return question()
+        except DirectoryUnavailable as error:
+            return AdminError("unavailable", f"the directory cannot be reached: {error}")
+
+    return Later(ask)
 
 
 def _tokens(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from stemkv.engine.admin import Admin
 from stemkv.engine.config import ConfigError, EngineConfig
+from stemkv.engine.core_protocol import Later
 from stemkv.engine.detokenizer import Detokenizer
 from stemkv.engine.job import Job, Track
 from stemkv.engine.messages import AdminCall, AdminReply
@@ -126,8 +127,8 @@ class EngineCore:
             self._audit()
         return events
 
-    def admin(self, call: AdminCall) -> AdminReply:
-        """Carry out an admin call; what is wrong with it is an `AdminError`."""
+    def admin(self, call: AdminCall) -> AdminReply | Later:
+        """Carry out an admin call, or begin it; what is wrong with it is an `AdminError`."""
         return self._admin.call(call)
 
     def idle(self) -> None:

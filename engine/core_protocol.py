@@ -1,9 +1,22 @@
 """`Core`: what an engine's loop drives, wherever it runs."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from stemkv.engine.messages import AdminCall, AdminReply
 from stemkv.engine.request import EngineInfo, Event, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """An admin call whose rest waits for a network, and so must not hold up the next step.
+
+    finish: does the rest and returns the reply; called once, on a thread other than the core's,
+    and in the order of the calls.
+    """
+
+    finish: Callable[[], AdminReply]
 
 
 class Core(Protocol):
@@ -30,8 +43,8 @@ class Core(Protocol):
         """Run one step. A request's own failure is a `Failed`; an exception ends the engine."""
         ...
 
-    def admin(self, call: AdminCall) -> AdminReply:
-        """Carry out an admin call; what is wrong with it is an `AdminError`."""
+    def admin(self, call: AdminCall) -> AdminReply | Later:
+        """Carry out an admin call, or begin it; what is wrong with it is an `AdminError`."""
         ...
 
     def idle(self) -> None:

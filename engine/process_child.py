@@ -6,6 +6,7 @@ import os
 import pkgutil
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -132,6 +133,7 @@ class _Pipe:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._sending = threading.Lock()  # a message is more than one write
 
     def receive(self, timeout_seconds: float) -> ToEngine | None:
         try:
@@ -143,6 +145,7 @@ class _Pipe:
 
     def send(self, message: FromEngine) -> None:
         try:
-            self._connection.send(message)
+            with self._sending:
+                self._connection.send(message)
         except ConnectionError as error:
             raise ClientGoneError from error

@@ -2,10 +2,12 @@
 
 import logging
 import time
-from typing import Protocol
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
 
-from stemkv.engine.core_protocol import Core
-from stemkv.engine.messages import AdminError, AdminReply
+from stemkv.engine.core_protocol import Core, Later
+from stemkv.engine.messages import AdminError
 from stemkv.engine.process_wire import (
     Abort,
     Call,
@@ -27,6 +29,9 @@ _MESSAGES_A_ROUND = 256
 # so that a flood of submissions cannot keep the running requests from their next step
 
 
+_T = TypeVar("_T")
+
+
 class ClientGoneError(Exception):
     """The other end of the line has gone away: no order can come, no event is read."""
 
@@ -39,7 +44,7 @@ class Line(Protocol):
         ...
 
     def send(self, message: FromEngine) -> None:
-        """Tell the client; raises ClientGoneError."""
+        """Tell the client; raises ClientGoneError. Safe for several threads."""
         ...
 
 
@@ -48,7 +53,14 @@ def run_core(core: Core, line: Line) -> None:
 
     Sends at most one `Events` for a round of submissions and the step after it. What `step`,
     `abort` or `idle` raises comes out here: the state behind it cannot be trusted any more.
+    What an admin call leaves for later is done on one other thread, which has ended on return.
     """
+    # one thread, so that flushes are told in the order in which they were carried out
+    with ThreadPoolExecutor(1, thread_name_prefix="stemkv-admin") as later:
+        _run(core, line, later)
+
+
+def _run(core: Core, line: Line, later: ThreadPoolExecutor) -> None:
     next_idle = 0.0
     while True:
         events: list[Event] = []
@@ -59,7 +71,10 @@ def run_core(core: Core, line: Line) -> None:
                 break
             if isinstance(message, Stop):
                 return
-            events += _handle(core, message, line)
+            if isinstance(message, Call):
+                _call(core, message, line, later)
+            else:
+                events += _handle(core, message)
             patience = 0.0
         if core.has_work():
             events += core.step()
@@ -70,14 +85,10 @@ def run_core(core: Core, line: Line) -> None:
             next_idle = time.monotonic() + IDLE_SECONDS
 
 
-def _handle(core: Core, message: Submit | Abort | Call, line: Line) -> tuple[Event, ...]:
-    match message:
-        case Submit():
-            return _submit(core, message)
-        case Abort():
-            core.abort(message.request_id)
-        case Call():
-            line.send(Reply(message.call_id, _admin(core, message)))
+def _handle(core: Core, message: Submit | Abort) -> tuple[Event, ...]:
+    if isinstance(message, Submit):
+        return _submit(core, message)
+    core.abort(message.request_id)
     return ()
 
 
@@ -90,9 +101,26 @@ def _submit(core: Core, message: Submit) -> tuple[Event, ...]:
         return (Failed(request_id, "internal", f"submission failed: {type(error).__name__}"),)
 
 
-def _admin(core: Core, message: Call) -> AdminReply:
+def _call(core: Core, message: Call, line: Line, later: ThreadPoolExecutor) -> None:
+    reply = _guarded(message, lambda: core.admin(message.call))
+    if isinstance(reply, Later):
+        later.submit(_finish, reply, message, line)
+    else:
+        line.send(Reply(message.call_id, reply))
+
+
+def _finish(rest: Later, message: Call, line: Line) -> None:
+    reply = _guarded(message, rest.finish)
     try:
-        return core.admin(message.call)
+        line.send(Reply(message.call_id, reply))
+    except ClientGoneError:
+        logger.debug("nobody waits for admin call %d any more", message.call_id)
+
+
+def _guarded(message: Call, work: Callable[[], _T]) -> _T | AdminError:
+    try:
+        return work()
     except Exception as error:
-        logger.exception("admin call %s failed", type(message.call).__name__)
-        return AdminError("internal", f"{type(message.call).__name__}: {type(error).__name__}")
+        name = type(message.call).__name__
+        logger.exception("admin call %s failed", name)
+        return AdminError("internal", f"{name}: {type(error).__name__}")

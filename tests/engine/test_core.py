@@ -1,5 +1,6 @@
 """The engine core over a model that is a hash of its context: any wrong block changes a token."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,10 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cores import ALICE, BOB, collect, continuation, hash_core, request, run
+from support.recording_directory import RecordingDirectory
 
-from stemkv.engine.messages import DoFlush, GetStats
+from stemkv.engine.messages import AdminError, DoFlush, DoLocate, GetAcknowledgements, GetStats
 from stemkv.engine.plan import StepPlan
-from stemkv.kvstore.flush import FlushKind
+from stemkv.kvstore.directory.protocol import DirectoryUnavailable, WorkerHolding
+from stemkv.kvstore.flush import Flush, FlushKind
+from stemkv.kvstore.ids import BlockKey, FlushId, WorkerId
 
 VOCAB = 260
 
@@ -255,13 +259,61 @@ def test_bad_logits_fail_one_request_alone(monkeypatch: pytest.MonkeyPatch) -> N
     assert core.admin(GetStats()).in_use_blocks == 0
 
 
+class SlowDirectory(RecordingDirectory):
+    """One that may be asked what waits for a network only where that holds up no step."""
+
+    may_wait = False
+    expected = 0
+
+    def expect(self, flush: Flush) -> None:
+        """Note it."""
+        self.expected += 1
+
+    def announce(self, flush: Flush) -> None:
+        """Be out of reach, after a long wait."""
+        assert self.may_wait
+        raise DirectoryUnavailable("no answer")
+
+    def acknowledgements(
+        self, flush_id: FlushId, *, wait_seconds: float
+    ) -> Mapping[WorkerId, bool]:
+        """Be out of reach."""
+        assert self.may_wait
+        raise DirectoryUnavailable("no answer")
+
+    def locate(self, keys: Sequence[BlockKey]) -> tuple[WorkerHolding, ...]:
+        """Be out of reach."""
+        assert self.may_wait
+        raise DirectoryUnavailable("no answer")
+
+
+def test_the_directory_is_asked_where_it_holds_up_no_step() -> None:
+    """Calls that wait for it are only begun on the core's thread; a flush is done at once."""
+    core, _ = hash_core()
+    directory = SlowDirectory()
+    core._store.directory = directory
+    prompt = list(range(12))
+    run(core, request("r", prompt, max_tokens=1))
+    flush = core.admin(DoFlush(FlushKind.ALL))
+    assert directory.expected == 1
+    asked = [core.admin(GetAcknowledgements(FlushId("f"))), core.admin(DoLocate(ALICE, b""))]
+    assert core.admin(GetStats()).cached_blocks == 0
+    directory.may_wait = True
+    report = flush.finish()
+    assert (report.blocks, report.directory_error) == (3, "no answer")
+    for later in asked:
+        reply = later.finish()
+        assert isinstance(reply, AdminError)
+        assert (reply.kind, "no answer" in reply.message) == ("unavailable", True)
+
+
 def test_flush_while_running_changes_no_token_and_leaves_nothing() -> None:
     """A running request keeps its flushed blocks, and publishes nothing further."""
     core, _ = hash_core()
     prompt = list(range(12))
     core.submit(request("r", prompt, max_tokens=12))
     events = [event for _ in range(4) for event in core.step()]
-    report = core.admin(DoFlush(FlushKind.TENANT, ALICE))
+    report = core.admin(DoFlush(FlushKind.TENANT, ALICE)).finish()
     assert (report.blocks, report.in_use) == (3, 3)
     while core.has_work():
         events += core.step()
@@ -376,7 +428,7 @@ def test_any_workload_is_answered_as_if_alone(workload: dict[str, Any]) -> None:
                 core.abort(each.request_id)
                 aborted.add(each.request_id)
         if step in workload["flushes"]:
-            core.admin(DoFlush(FlushKind.ALL))
+            core.admin(DoFlush(FlushKind.ALL)).finish()
         if core.has_work():
             events += core.step()
     assert not core.has_work(), "work is left after 600 steps"

@@ -18,11 +18,19 @@ from support.waiting import is_running, wait_until, wait_until_async
 
 from stemkv.engine.client import EngineUnavailable
 from stemkv.engine.config import ConfigError
-from stemkv.engine.messages import AdminError, AuditReport, DoAudit, GetBlock, GetStats
+from stemkv.engine.messages import (
+    AdminError,
+    AuditReport,
+    DoAudit,
+    GetAcknowledgements,
+    GetBlock,
+    GetStats,
+)
 from stemkv.engine.process import ProcessClient
 from stemkv.engine.process_spawn import EngineStartError
 from stemkv.engine.process_supervisor import RestartPolicy
 from stemkv.engine.request import Delta, Event, Failed, Finished, Request, Started, Usage
+from stemkv.kvstore.ids import FlushId, WorkerId
 from stemkv.kvstore.namespace import Namespace
 
 FACTORY = "support.echo_core:build_echo_core"
@@ -143,6 +151,48 @@ async def test_cancelled_consumer_aborts(tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await wait_until_async(lambda: "abort gone" in lines(journal))
+
+
+async def test_an_admin_call_that_waits_holds_up_nothing() -> None:
+    """While one waits for its rest, requests run and other calls are answered."""
+    async with running() as client:
+        waiting = asyncio.create_task(client.admin(GetAcknowledgements(echo_core.LATER_WAITS)))
+        for name in ("a", "b"):
+            events = await collect(client, request(name, *range(1, 50)))
+            assert isinstance(events[-1], Finished)
+            assert isinstance(await client.admin(DoAudit()), AuditReport)
+        assert not waiting.done()
+        await collect(client, request("release", 1))
+        assert await waiting == {WorkerId("waits"): True}
+
+
+async def test_the_rests_of_admin_calls_come_in_their_order(tmp_path: Path) -> None:
+    """What calls leave for later is done one after the other; one that raises is an error value."""
+    journal = tmp_path / "journal"
+    names = [echo_core.LATER_WAITS, echo_core.LATER_RAISES, *(FlushId(f"f{i}") for i in range(5))]
+    async with running(journal=journal) as client:
+        calls = [asyncio.create_task(client.admin(GetAcknowledgements(name))) for name in names]
+        await asyncio.sleep(0)  # all are sent before the first can go on
+        await collect(client, request("release", 1))
+        replies = await asyncio.gather(*calls)
+        assert replies[1] == AdminError("internal", "GetAcknowledgements: ZeroDivisionError")
+        assert replies[2:] == [{name: True} for name in names[2:]]
+        assert [line for line in lines(journal) if "later" in line] == [f"later {n}" for n in names]
+        assert client.ready
+
+
+async def test_the_rests_of_admin_calls_are_done_before_the_engine_ends(tmp_path: Path) -> None:
+    """A flush that was carried out is told to the others, though the engine is closed meanwhile."""
+    journal = tmp_path / "journal"
+    async with running(journal=journal) as client:
+        calls = [
+            asyncio.create_task(client.admin(GetAcknowledgements(name)))
+            for name in (echo_core.LATER_SLEEPS, FlushId("last"))
+        ]
+        await wait_until_async(lambda: "later sleeps" in lines(journal))
+        await client.close()
+        await asyncio.gather(*calls, return_exceptions=True)
+    assert lines(journal).index("later last") < lines(journal).index("close")
 
 
 async def test_admin_replies_errors_and_exceptions() -> None:

@@ -83,7 +83,7 @@ def test_warm_equals_cold(default_model: Path, prompts: list[list[int]]) -> None
     """All but the last token of each chat is cached, and every token of output is the same."""
     core = build(default_model, 600)
     cold = run(core, *asked(prompts, cache_read=False))
-    core.admin(DoFlush(FlushKind.ALL))
+    core.admin(DoFlush(FlushKind.ALL)).finish()
     first = run(core, *asked(prompts))
     warm = run(core, *asked(prompts))
     for i, prompt in enumerate(prompts):

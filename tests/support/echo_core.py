@@ -7,12 +7,23 @@ A prompt whose first token is one of the constants below misbehaves.
 """
 
 import os
+import threading
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
 
 from stemkv.engine.config import ConfigError, EngineConfig
-from stemkv.engine.messages import AdminCall, AdminError, AdminReply, DoAudit, GetBlock, GetStats
+from stemkv.engine.core_protocol import Later
+from stemkv.engine.messages import (
+    AdminCall,
+    AdminError,
+    AdminReply,
+    DoAudit,
+    GetAcknowledgements,
+    GetBlock,
+    GetStats,
+)
 from stemkv.engine.messages import AuditReport as Report
 from stemkv.engine.request import (
     Delta,
@@ -24,6 +35,7 @@ from stemkv.engine.request import (
     Started,
     Usage,
 )
+from stemkv.kvstore.ids import FlushId, WorkerId
 
 STEP_RAISES = 9001
 STEP_SLEEPS = 9002
@@ -31,6 +43,10 @@ REJECTED = 9003
 SUBMIT_RAISES = 9004
 STEP_EXITS = 9005
 STEP_HANGS = 9006
+
+LATER_WAITS = FlushId("waits")  # for a request named "release"
+LATER_SLEEPS = FlushId("sleeps")
+LATER_RAISES = FlushId("raises")
 
 SLEEP_SECONDS = 1.0
 
@@ -82,6 +98,7 @@ class EchoCore:
         self._running: dict[str, deque[int]] = {}
         self._lengths: dict[str, int] = {}
         self._idled = False
+        self._released = threading.Event()
         self._note(f"started {os.getpid()}")
 
     def _note(self, line: str) -> None:
@@ -92,6 +109,8 @@ class EchoCore:
     def submit(self, request: Request) -> tuple[Event, ...]:
         """Queue a request."""
         tokens = [int(token) for token in request.prompt]
+        if request.request_id == "release":
+            self._released.set()
         if tokens[0] == REJECTED:
             return (Failed(request.request_id, "rejected", "too long", "prompt"),)
         if tokens[0] == SUBMIT_RAISES:
@@ -137,8 +156,10 @@ class EchoCore:
         reason = None if tokens else "length"
         return [Delta(request_id, 0, f"{token} ", (token,), finish_reason=reason)]
 
-    def admin(self, call: AdminCall) -> AdminReply:
-        """Answer three calls: a report, an error value, an exception."""
+    def admin(self, call: AdminCall) -> AdminReply | Later:
+        """Answer calls: a report, an error value, an exception, and one that is finished later."""
+        if isinstance(call, GetAcknowledgements):
+            return Later(partial(self._finish, call.flush_id))
         if isinstance(call, DoAudit):
             return Report(violations=(), blocks=0, sequences=len(self._running), seconds=0.0)
         if isinstance(call, GetBlock):
@@ -146,6 +167,16 @@ class EchoCore:
         if isinstance(call, GetStats):
             raise ZeroDivisionError("admin")
         return None
+
+    def _finish(self, name: FlushId) -> AdminReply:
+        self._note(f"later {name}")
+        if name == LATER_RAISES:
+            raise ZeroDivisionError("later")
+        if name == LATER_SLEEPS:
+            time.sleep(SLEEP_SECONDS)
+        if name == LATER_WAITS:
+            assert self._released.wait(60)
+        return {WorkerId(name): True}
 
     def idle(self) -> None:
         """Note the first one."""
