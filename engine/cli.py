@@ -4,6 +4,7 @@ Exit status: 0 done, 1 failed, 2 a flag or setting is wrong, 130 interrupted. Wh
 told in one line on stderr.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 
@@ -24,6 +25,7 @@ from stemkv.kvstore.directory.protocol import DirectoryMismatch, DirectoryUnavai
 FAILED = 1
 BAD_SETTING = 2
 INTERRUPTED = 130
+_SETTING = re.compile(r"^[a-z_]+(?=:)")
 
 app = typer.Typer(
     name="stemkv",
@@ -51,7 +53,9 @@ def run(arguments: Sequence[str]) -> int:
     except typer.TyperException as error:
         return _fail(error.format_message(), error.exit_code)
     except ConfigError as error:
-        return _fail(str(error), BAD_SETTING)
+        # the parts name a setting as their code does, the command line as its flag
+        named = _SETTING.sub(lambda name: name[0].replace("_", "-"), str(error))
+        return _fail(named, BAD_SETTING)
     except (DirectoryUnavailable, DirectoryMismatch) as error:
         return _fail(f"{error}; mend that, or leave out --redis-url", FAILED)
     except (ModelFetchError, ServiceCallError, EngineUnavailable, TenantStoreError) as error:

@@ -94,7 +94,7 @@ def read_serve_table(path: Path, known: Mapping[str, str]) -> dict[str, Any]:
     for name, value in table.items():
         parameter = known.get(name.replace("-", "_"))
         if parameter is None:
-            names = ", ".join(sorted(known))
+            names = ", ".join(sorted(known)).replace("_", "-")
             raise ConfigError(f"config: serve.{name} in {path} is not a setting; known: {names}")
         settings[parameter] = value
     return settings

@@ -145,5 +145,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(1024)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"port: {host}:{port} cannot be bound: {error}") from error
+        raise ConfigError(
+            f"port: {host}:{port} cannot be bound: {error.strerror}; choose another port or host"
+        ) from error
     return listener

@@ -119,5 +119,5 @@ def test_memory_that_cannot_be_had_ends_with_one_line(
     process = ServeProcess(tiny_model("llama"), tmp_path, ["--device=cpu", "--kv-memory=900TB"])
     assert process.process.wait(120) == 2
     last = process.log().splitlines()[-1]
-    assert last.startswith("stemkv: kv_memory")
+    assert last.startswith("stemkv: kv-memory")
     assert "Traceback" not in process.log()
