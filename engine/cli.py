@@ -1,4 +1,4 @@
-"""The command line: `stemkv serve`, `model`, `tenant`, `cache`, `version`.
+"""The command line: `stemkv serve`, `model`, `tenant`, `cache`, `simulate`, `version`.
 
 Exit status: 0 done, 1 failed, 2 a flag or setting is wrong, 130 interrupted. What goes wrong is
 told in one line on stderr.
@@ -15,11 +15,13 @@ from stemkv.engine.cli_cache import ServiceCallError
 from stemkv.engine.cli_cache import app as cache_app
 from stemkv.engine.cli_model import app as model_app
 from stemkv.engine.cli_serve import serve
+from stemkv.engine.cli_simulate import simulate_trace
 from stemkv.engine.cli_tenant import app as tenant_app
 from stemkv.engine.client import EngineUnavailable
 from stemkv.engine.config import ConfigError
 from stemkv.engine.model_fetch import ModelFetchError
 from stemkv.engine.tenants import TenantStoreError
+from stemkv.engine.traces import TraceError
 from stemkv.kvstore.directory.protocol import DirectoryMismatch, DirectoryUnavailable
 
 FAILED = 1
@@ -38,6 +40,7 @@ app.command("serve")(serve)
 app.add_typer(model_app, name="model")
 app.add_typer(tenant_app, name="tenant")
 app.add_typer(cache_app, name="cache")
+app.command("simulate")(simulate_trace)
 
 
 @app.command()
@@ -58,6 +61,8 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(named, BAD_SETTING)
     except (DirectoryUnavailable, DirectoryMismatch) as error:
         return _fail(f"{error}; mend that, or leave out --redis-url", FAILED)
+    except TraceError as error:
+        return _fail(str(error), FAILED)
     except (ModelFetchError, ServiceCallError, EngineUnavailable, TenantStoreError) as error:
         return _fail(str(error), FAILED)
     except (KeyboardInterrupt, typer.Abort):

@@ -7,7 +7,7 @@ import numba
 import numpy as np
 
 from stemkv.kvstore import scoring
-from stemkv.kvstore.ops import F64, I32, U64
+from stemkv.kvstore.ops import F64, I32, I64, U64
 from stemkv.policies.eviction.protocol import FIRST, Score, Scored
 
 Loop = Callable[[F64, I32, I32, float], None]
@@ -28,8 +28,13 @@ class History:
     def bytes(self) -> int:
         """Bytes of memory."""
         keyed = self.keyed
-        arrays = (keyed.keys, keyed.table, keyed.links, *self.rows)
-        return sum(array.nbytes for array in arrays)
+        arrays: tuple[F64 | I32 | I64 | U64, ...] = (
+            keyed.keys,
+            keyed.table,
+            keyed.links,
+            *self.rows,
+        )
+        return sum(int(array.nbytes) for array in arrays)
 
     def use(self, keys: U64, now: float) -> tuple[I32, I32]:
         """Note that blocks uint64 [blocks, 2] are used now; return their slots, and events.
