@@ -282,6 +282,22 @@ def test_tenants_and_keys(own_folders: Path, capsys: pytest.CaptureFixture[str])
     store.close()
 
 
+def test_adding_again_says_what_it_changed(
+    own_folders: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tenant that is there gets the group and state of the command, which says so; keys stay."""
+    assert run(["tenant", "add", "acme", "--group", "partners"]) == 0
+    key = capsys.readouterr().out.strip()
+    store = SqliteTenantStore(StateFolder(own_folders).tenants_path)
+    assert run(["tenant", "add", "acme", "--disabled"]) == 0
+    assert capsys.readouterr().out == "changed tenant acme: no group, disabled; its keys stay\n"
+    assert store.authenticate(key) == Tenant("acme", enabled=False)
+    assert run(["tenant", "add", "acme", "--group", "g"]) == 0
+    assert capsys.readouterr().out == "changed tenant acme: group g, enabled; its keys stay\n"
+    assert store.authenticate(key) == Tenant("acme", group="g")
+    store.close()
+
+
 class FakeAdmin(BaseHTTPRequestHandler):
     """Answers the admin API from `replies`, and keeps what it was asked."""
 
