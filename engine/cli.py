@@ -15,13 +15,12 @@ from stemkv.engine.cli_cache import ServiceCallError
 from stemkv.engine.cli_cache import app as cache_app
 from stemkv.engine.cli_model import app as model_app
 from stemkv.engine.cli_serve import serve
-from stemkv.engine.cli_simulate import simulate_trace
+from stemkv.engine.cli_simulate import SimulateError, simulate_trace
 from stemkv.engine.cli_tenant import app as tenant_app
 from stemkv.engine.client import EngineUnavailable
 from stemkv.engine.config import ConfigError
 from stemkv.engine.model_fetch import ModelFetchError
 from stemkv.engine.tenants import TenantStoreError
-from stemkv.engine.traces import TraceError
 from stemkv.kvstore.directory.protocol import DirectoryMismatch, DirectoryUnavailable
 
 FAILED = 1
@@ -61,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(named, BAD_SETTING)
     except (DirectoryUnavailable, DirectoryMismatch) as error:
         return _fail(f"{error}; mend that, or leave out --redis-url", FAILED)
-    except TraceError as error:
+    except SimulateError as error:
         return _fail(str(error), FAILED)
     except (ModelFetchError, ServiceCallError, EngineUnavailable, TenantStoreError) as error:
         return _fail(str(error), FAILED)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from stemkv.policies.eviction.optimal import number_chains
 
 I64 = npt.NDArray[np.int64]
 
@@ -65,7 +66,7 @@ def read_trace(path: Path) -> Trace:
         chains = [ids[offsets[r] : offsets[r + 1]] for r in order]
         offsets = np.concatenate([[0], np.cumsum([len(chain) for chain in chains])])
         ids, seconds = np.concatenate(chains), seconds[order]
-    return Trace(offsets, _number(offsets, ids), seconds)
+    return Trace(offsets, number_chains(offsets, ids), seconds)
 
 
 def _read_lines(path: Path) -> tuple[I64, I64, npt.NDArray[np.float64]]:
@@ -112,23 +113,3 @@ def _read_npz(path: Path) -> tuple[I64, I64, npt.NDArray[np.float64]]:
     if not np.isfinite(seconds).all():
         raise TraceError(f"{path}: t: not all finite")
     return offsets.astype(np.int64), ids.astype(np.int64), seconds.astype(np.float64)
-
-
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _number(offsets: I64, ids: I64) -> I64:
-    """Return a number for each access: the same for the same id below the same parent."""
-    known = {(np.int64(-1), np.int64(-1)): np.int64(-1)}
-    numbers = np.empty(ids.size, np.int64)
-    count = np.int64(0)
-    for r in range(offsets.shape[0] - 1):
-        parent = np.int64(-1)
-        for a in range(offsets[r], offsets[r + 1]):
-            place = (parent, ids[a])
-            if place in known and known[place] >= 0:
-                parent = known[place]
-            else:
-                known[place] = count
-                parent = count
-                count += 1
-            numbers[a] = parent
-    return numbers

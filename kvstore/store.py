@@ -46,7 +46,7 @@ from stemkv.kvstore.roots import Root, Roots
 from stemkv.kvstore.sequences import Progress, Sequences, SequenceState
 from stemkv.kvstore.values import Admission, Copy, Following, Lookup, Shortage
 from stemkv.kvstore.views import PoolCounts, TenantCounts
-from stemkv.policies.eviction import EVICTION
+from stemkv.policies.eviction import EVICTION, EvictionPolicy
 
 _GHOSTS_AT_LEAST = 1024
 _TOKEN = np.dtype(np.int32)
@@ -55,7 +55,8 @@ _TOKEN = np.dtype(np.int32)
 class BlockStore:
     """The pool, the index and the open sequences. See the module for the order of calls.
 
-    clock gives seconds. digest replaces the configured hash function (tests break it on purpose).
+    clock gives seconds. digest replaces the configured hash function (tests break it on purpose),
+    policy the configured policy of eviction (for one that is in no registry).
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class BlockStore:
         directory: Directory,
         clock: Callable[[], float] = time.monotonic,
         digest: Digest | None = None,
+        policy: EvictionPolicy | None = None,
     ) -> None:
         self.config = config
         self.directory = directory
@@ -77,7 +79,7 @@ class BlockStore:
         self.leaders = Leaders()
         self._open = Sequences(config)
         kept = config.capacity_blocks - config.keep_free
-        self.order = make_order(EVICTION[config.eviction], self.pool, kept, clock)
+        self.order = make_order(policy or EVICTION[config.eviction], self.pool, kept, clock)
         self._allocator = Allocator(
             self.pool, self.owners, self.ghosts, directory, clock, self.order, config.keep_free
         )

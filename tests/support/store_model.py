@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.flush import Flush, FlushKind
 from stemkv.kvstore.namespace import Namespace
+from support.eviction_model import EvictionModel
 
 Tokens = tuple[int, ...]
 RootName = tuple[object, ...]
@@ -72,6 +73,7 @@ class StoreModel:
 
     config: StoreConfig
     key_of: Callable[[RootName, bytes | None, Tokens], bytes]
+    eviction: EvictionModel | None = None
     current: bool = True
     live: list[Block] = field(default_factory=list)
     cached: list[Block] = field(default_factory=list)
@@ -200,7 +202,7 @@ class StoreModel:
     def take(self, wanted: int) -> list[Block]:
         """Take blocks: free ones, then tails, then published ones, the oldest first."""
         for _ in range(wanted - self.free):
-            victim = (self.tails or self.cached)[0]
+            victim = self.next_victim()
             assert not self.children(victim), "a parent goes before its child"
             self.forget(victim)
             self.evicted += 1
@@ -208,6 +210,19 @@ class StoreModel:
         taken = [Block() for _ in range(wanted)]
         self.live += taken
         return taken
+
+    def next_victim(self) -> Block:
+        """Return who goes next: tails by age, then leaves by score, or all by age."""
+        if self.tails or self.eviction is None:
+            return (self.tails or self.cached)[0]
+        leaves = [b for b in self.cached if not self.children(b)]
+        return min(leaves, key=lambda b: self.eviction.rank(b.key))
+
+    def tidy(self) -> None:
+        """Evict until so many blocks are free as the store is to keep free."""
+        wanted = min(self.config.keep_free, self.available)
+        for block in self.take(wanted) if wanted > self.free else ():
+            self.live.remove(block)
 
     def forget(self, block: Block) -> None:
         """Take a block out of everything but the hands that hold it."""
@@ -369,8 +384,12 @@ class StoreModel:
         for block in s.blocks:
             if block.references == 1 and id(block) in self.copies:
                 self.let_go(self.copies.pop(id(block))[0], pin=True)
+        if self.eviction is not None:
+            held = [b.state == "published" for b in s.blocks[: s.published]] + [False]
+            self.eviction.use([b.key for b in s.blocks[: held.index(False)]])
         for block in reversed(s.blocks):
             self.let_go(block)
+        self.tidy()
 
     def keep_tail(self, s: Sequence) -> None:
         """Leave a partly filled last block behind, if that says anything new."""

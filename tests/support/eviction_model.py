@@ -1,0 +1,40 @@
+"""Who goes first under a policy of scores, as plainly as can be: a dict of rows by key."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stemkv.kvstore.eviction import ScoredOrder
+from stemkv.policies.eviction.protocol import AGAIN, FIRST, Row, Scored
+
+
+@dataclass(eq=False)
+class EvictionModel:
+    """The model. Time, and which of the candidates is followed, are asked of the store's order.
+
+    Nothing is ever forgotten, so that it is right for few different blocks only.
+    """
+
+    candidates: Mapping[str, Scored]
+    order: ScoredOrder
+    rows: dict[bytes, list[Row]] = field(default_factory=dict)
+    ties: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    uses: int = 0
+
+    def use(self, keys: list[bytes]) -> None:
+        """Take in that a chain was used."""
+        self.uses += 1
+        for depth, key in enumerate(keys):
+            event = AGAIN if key in self.rows else FIRST
+            if event == FIRST:
+                self.rows[key] = [np.zeros(c.columns) for c in self.candidates.values()]
+                for row in self.rows[key]:
+                    row[0] = -np.inf
+            for row, candidate in zip(self.rows[key], self.candidates.values(), strict=True):
+                row[0] = candidate.score(row, event, self.order.now)
+            self.ties[key] = (self.uses, -depth)
+
+    def rank(self, key: bytes) -> tuple[float, tuple[int, int]]:
+        """Return what a block is ordered by: the lowest goes first."""
+        return float(self.rows[key][self.order.followed][0]), self.ties[key]
