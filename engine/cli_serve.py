@@ -1,12 +1,9 @@
 """`stemkv serve`: from flags and files to a running service."""
 
 import logging
-import os
-from pathlib import Path
 
 from rich.console import Console
 
-import stemkv
 from stemkv.engine import cli_options as options
 from stemkv.engine.cli_state import (
     Deployment,
@@ -16,9 +13,7 @@ from stemkv.engine.cli_state import (
     open_tenants,
 )
 from stemkv.engine.cli_values import parse_kv_memory
-from stemkv.engine.compiled import home_folder, keep_compiled
 from stemkv.engine.config import EngineConfig
-from stemkv.engine.model_fetch import cache_root
 from stemkv.engine.state import StateFolder
 from stemkv.engine.tenants_seed import seed_from_toml
 
@@ -73,8 +68,6 @@ def serve(
         served_model_name=served_model_name,
         debug_audit=debug_audit,
     )
-    package = Path(stemkv.__file__).parent
-    keep_compiled(os.environ, package, home_folder(), cache_root())
     # torch and transformers take seconds to import; the other commands, and those that end
     # above, do without them.
     from stemkv.engine import serving

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from stemkv import __main__ as program
 from stemkv.engine import compiled
 from stemkv.engine.compiled import NUMBA_VARIABLE, TRITON_VARIABLE, keep_compiled
 from stemkv.engine.config import ConfigError
@@ -102,3 +103,27 @@ def test_numba_takes_it(tmp_path: Path) -> None:
     environ.pop("NUMBA_DISABLE_JIT", None)
     subprocess.run([sys.executable, "-c", code], env=environ, check=True, timeout=240)
     assert list((tmp_path / "numba").rglob("*.nbi"))
+
+
+def test_every_command_sees_to_it_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The program chooses the folders before any command; if there is none, it says so in a line."""
+    asked: list[Path] = []
+
+    def choose(environ: object, package: Path, home: object, cache: object) -> None:
+        asked.append(package)
+        if len(asked) > 1:
+            raise ConfigError("no folder")
+
+    monkeypatch.setattr(program, "keep_compiled", choose)
+    monkeypatch.setattr(sys, "argv", ["stemkv", "version"])
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("stemkv ")
+    assert (asked[0] / "kernels").is_dir()
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "stemkv: no folder\n"
