@@ -1,12 +1,46 @@
 """Who goes first under a policy of scores, as plainly as can be: a dict of rows by key."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numba
 import numpy as np
 
 from stemkv.kvstore.eviction import ScoredOrder
+from stemkv.kvstore.store import BlockStore
+from stemkv.policies.eviction.adaptive import Adaptive, adaptive
+from stemkv.policies.eviction.lrfu import lrfu
 from stemkv.policies.eviction.protocol import AGAIN, FIRST, Row, Scored
+
+
+@numba.njit
+def _erratic(row: Row, event: int, now: float) -> float:
+    """Score a block as no sane policy would: up and down, with ties, children above parents."""
+    row[1] += 1.0
+    return (now * 3.0 + row[1] * 2.0) % 5.0 - event
+
+
+POLICIES: Mapping[str, Scored | Adaptive] = {
+    "lrfu": lrfu(5.0),
+    "erratic": Scored(_erratic, columns=2),
+    "fickle": replace(
+        adaptive,
+        candidates={"erratic": Scored(_erratic, columns=2), "lrfu": lrfu(5.0)},
+        memory_seconds=10.0,
+        margin=0.0,
+        least=0.0,
+    ),
+}
+"""Policies that tests run a store with; the last changes its mind at every chance."""
+
+
+def model_of(store: BlockStore, policy: Scored | Adaptive | None) -> "EvictionModel | None":
+    """Return the model that goes with a store's policy, None for the default one."""
+    if policy is None:
+        return None
+    assert isinstance(store.order, ScoredOrder)
+    candidates = {"": policy} if isinstance(policy, Scored) else policy.candidates
+    return EvictionModel(candidates, store.order)
 
 
 @dataclass(eq=False)

@@ -23,6 +23,7 @@ from stemkv.kvstore.inspect import list_blocks
 from stemkv.kvstore.namespace import Namespace
 from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.values import Admission, Following, Shortage
+from support.eviction_model import POLICIES, model_of
 from support.recording_directory import RecordingDirectory
 from support.snapshot import snapshot
 from support.store_draws import (
@@ -60,6 +61,8 @@ class StoreMachine(RuleBasedStateMachine):
         bits=st.sampled_from([None, None, None, None, None, None, 0, 1, 2, 4]),
         prefix_cache=st.sampled_from([True] * 9 + [False]),
         partial_hits=st.sampled_from([True] * 4 + [False]),
+        policy=st.sampled_from([None, *POLICIES]),
+        keep_free=st.sampled_from([0, 0, 0, 1, 2, 5]),
     )
     def start(
         self,
@@ -69,6 +72,8 @@ class StoreMachine(RuleBasedStateMachine):
         bits: int | None,
         prefix_cache: bool,
         partial_hits: bool,
+        policy: str | None,
+        keep_free: int,
     ) -> None:
         """Make a store and its model."""
         self.config = StoreConfig(
@@ -80,11 +85,13 @@ class StoreMachine(RuleBasedStateMachine):
             block_bytes=10,
             prefix_cache=prefix_cache,
             partial_hits=partial_hits,
+            keep_free=min(keep_free, capacity - 1),
         )
         self.digest: Callable[[bytes], bytes] = wide if bits is None else partial(narrow, bits)
         self.directory = RecordingDirectory()
-        self.store = BlockStore(self.config, self.directory, self.clock, self.digest)
-        self.model = StoreModel(self.config, self.key_of)
+        chosen = None if policy is None else POLICIES[policy]
+        self.store = BlockStore(self.config, self.directory, self.clock, self.digest, chosen)
+        self.model = StoreModel(self.config, self.key_of, model_of(self.store, chosen))
         self.kv = np.full((capacity, block_size), -1, np.int64)
         self.number: dict[Block, int] = {}
 
