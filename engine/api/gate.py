@@ -84,10 +84,25 @@ class _Passage:
             self._note()
 
     async def _enter(self, receive: Receive) -> None:
+        self._check_length()
         tenant = await authorize(self._service, self._scope["path"], self._headers)
         self._state["tenant"] = tenant
         body = await self._read(receive)
         await self._app(self._scope, _replay(body, receive), self._send)
+
+    def _check_length(self) -> None:
+        """Refuse a body whose end is told in two ways: a proxy may have believed the other one.
+
+        Then what this service takes for the next request is what a stranger has put into a body
+        (RFC 9112, section 6.3).
+        """
+        if "transfer-encoding" in self._headers and "content-length" in self._headers:
+            raise ApiError(
+                400,
+                "A body has either a Content-Length or a Transfer-Encoding.",
+                code="ambiguous_length",
+                headers={"connection": "close"},
+            )
 
     async def _read(self, receive: Receive) -> bytes:
         """Return the whole body; raises `ApiError` if it is too long or too slow."""

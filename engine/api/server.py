@@ -10,6 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from stemkv.engine.api.app import create_app
+from stemkv.engine.api.connection import Connection
 from stemkv.engine.api.prompts import Tokenizer
 from stemkv.engine.api.service import Service
 from stemkv.engine.api.settings import ServiceSettings
@@ -86,6 +87,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=Connection,
                 access_log=False,  # the gate writes a line that has no query string in it
                 log_config=None,
                 lifespan="off",

@@ -88,9 +88,11 @@ async def api() -> AsyncIterator[Api]:
 
 
 @contextlib.contextmanager
-def listening(app: FastAPI) -> Iterator[str]:
+def listening(app: FastAPI, **options: Any) -> Iterator[str]:
     """Serve an application with uvicorn in a thread; yields its address, http://127.0.0.1:PORT."""
-    config = uvicorn.Config(app, port=0, lifespan="off", log_config=None, access_log=False)
+    config = uvicorn.Config(
+        app, port=0, lifespan="off", log_config=None, access_log=False, **options
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

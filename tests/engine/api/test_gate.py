@@ -70,6 +70,24 @@ async def test_large_bodies_are_refused() -> None:
         assert (await api.http.post(CHAT, json=chat_body())).status_code == 200
 
 
+async def test_a_body_of_two_lengths_is_refused(api: Api) -> None:
+    """It ends the connection, so that what follows it is never read as a request."""
+    follower = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+        b"content-type: application/json\r\ncontent-length: 4\r\n"
+        b"transfer-encoding: chunked\r\n\r\n"
+    )
+    with listening(api.app) as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
+        writer.write(head + b"2\r\n{}\r\n0\r\n\r\n" + follower)
+        answer = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+    assert answer.count(b"HTTP/1.1") == 1
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"ambiguous_length" in answer
+
+
 async def test_slow_bodies_are_refused() -> None:
     """A client that does not send its body in time gets a 408."""
     async with served_api(body_timeout_seconds=0.05) as api:
