@@ -41,7 +41,7 @@ def keep_compiled(
     if not wanted:
         return
     folder = cache / "compiled"
-    if not _all_writable([folder / name for name in wanted.values()]):
+    if not _made(folder):
         folder = _temporary()
     environ.update({variable: str(folder / name) for variable, name in wanted.items()})
 
@@ -61,6 +61,15 @@ def _all_writable(folders: Iterable[Path]) -> bool:
         if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
             return False
     return True
+
+
+def _made(folder: Path) -> bool:
+    """Make a folder; whether it is there and can be written to."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return _all_writable([folder])
 
 
 def _temporary() -> Path:

@@ -62,6 +62,13 @@ def test_account_without_home(tmp_path: Path, package: Path, home: Path | None) 
     assert environ == {TRITON_VARIABLE: str(tmp_path / "cache" / "compiled" / "triton")}
 
 
+def test_cache_folder_that_cannot_be_made(tmp_path: Path, package: Path) -> None:
+    """A cache folder that looks as if it could be made and cannot be is passed over."""
+    environ: dict[str, str] = {}
+    keep_compiled(environ, package, None, Path("/proc/none"))
+    assert Path(environ[TRITON_VARIABLE]).parent.is_dir()
+
+
 def test_what_the_environment_says_stays(
     tmp_path: Path, package: Path, unwritable: set[Path]
 ) -> None:
@@ -108,7 +115,7 @@ def test_numba_takes_it(tmp_path: Path) -> None:
 def test_every_command_sees_to_it_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The program chooses the folders before any command; if there is none, it says so in a line."""
+    """The program chooses the folders before any command; if there is none, it says so."""
     asked: list[Path] = []
 
     def choose(environ: object, package: Path, home: object, cache: object) -> None:
