@@ -212,10 +212,18 @@ async def _ask(service: Service, call: AdminCall, kind: type[R]) -> R:
 
 
 async def _reply(service: Service, call: AdminCall) -> AdminReply:
+    seconds = service.settings.admin_timeout_seconds
     try:
-        reply = await service.client.admin(call)
+        async with asyncio.timeout(seconds):
+            reply = await service.client.admin(call)
     except EngineUnavailable:
         raise service.engine_down() from None
+    except TimeoutError:
+        raise unavailable(
+            f"The engine has not answered within {seconds:g} seconds; it may still do as asked.",
+            retry_after=service.settings.restart_seconds,
+            code="engine_timeout",
+        ) from None
     if isinstance(reply, AdminError):
         if reply.kind == "invalid":
             raise invalid(reply.message, param=reply.field)

@@ -15,6 +15,7 @@ class ServiceSettings:
     digits of the admin key's SHA-256. port 0 takes a free one. max_body_bytes: largest request
     body, which must arrive within body_timeout_seconds. max_choices: prompts times n of one
     request. drain_seconds: how long running requests may go on after a stop was asked for.
+    admin_timeout_seconds: how long an admin call waits for the engine, which answers between steps.
     tokenizer_threads: prompts tokenised at once. retry_after_seconds: told to clients that met a
     full queue; restart_seconds: to those that met an engine that is being started.
     """
@@ -29,6 +30,7 @@ class ServiceSettings:
     body_timeout_seconds: float = 60.0
     max_choices: int = 128
     drain_seconds: float = 30.0
+    admin_timeout_seconds: float = 60.0
     tokenizer_threads: int = 2
     retry_after_seconds: int = 1
     restart_seconds: int = 5

@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -7,7 +8,9 @@ import pytest
 from support.api import ADMIN, Api, served_api
 
 from stemkv.engine.messages import (
+    AdminCall,
     AdminError,
+    AdminReply,
     AuditReport,
     BlockDetail,
     BlockInfo,
@@ -363,6 +366,20 @@ async def test_what_the_engine_refuses_keeps_its_kind(
     assert response.status_code == status
     assert response.json()["error"]["param"] == param
     assert "secret" not in response.text
+
+
+async def test_an_engine_that_hangs_does_not_hold_an_operator_for_ever() -> None:
+    """An admin call that the engine does not answer in time is a 503 that says so."""
+
+    async def hang(_: AdminCall) -> AdminReply:
+        await asyncio.sleep(60)
+
+    async with served_api(admin_timeout_seconds=0.05) as api:
+        api.engine.admin = hang  # type: ignore[method-assign]
+        response = await api.http.get("/admin/v1/cache", headers=ADMIN)
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "engine_timeout"
+        assert "0.05 seconds" in response.json()["error"]["message"]
 
 
 async def test_admin_calls_to_an_engine_that_is_away_are_a_503(admin: Api) -> None:
