@@ -1,232 +1,102 @@
-"""Checks of the store's rules on its live structure; what it returns are violations, in words.
+"""Checks of the store's rules on its live structure; what they return are violations, in words.
 
-Property tests, the admin endpoint and debug mode call the same function. Numbers in the messages
-are physical blocks, sequence ids and rules of the design document.
+Property tests, the admin endpoint and debug mode call the same function. A store in order, the
+usual case, is told by compiled loops in a few milliseconds; only when those find anything is the
+store gone through again for the words.
 """
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import numpy as np
 
-from stemkv.kvstore import ops
+from stemkv.kvstore import audit_ops, ops
+from stemkv.kvstore.audit_ops import Blocks, Open
 from stemkv.kvstore.ids import BlockKey
-from stemkv.kvstore.keys import as_bytes
-from stemkv.kvstore.ops import FILL, NONE, PARENT, PIN, REF, STATE
-from stemkv.kvstore.sequences import SequenceState
+from stemkv.kvstore.keys import KEY_BYTES, as_bytes
+from stemkv.kvstore.ops import I32, I64, NONE, U64
+from stemkv.kvstore.roots import Root
 from stemkv.kvstore.store import BlockStore
-
-_LISTS = {"free": ops.FREE_LIST, "cached": ops.CACHED_LIST, "tails": ops.TAIL_LIST}
-_IN_TREE = (ops.PUBLISHED, ops.TAIL)
+from stemkv.kvstore.violations import copies, leaders, roots, violations_of
 
 
 def audit(store: BlockStore) -> tuple[str, ...]:
     """Check rules 5 (structure), 7, 8 and 10 and the store's own order; empty means clean."""
-    placed: dict[int, str] = {}
-    violations = [*_lists(store, placed), *_references(store, placed), *_copies(store)]
-    broken = [*_rows(store)]
-    # What hangs together can only be followed where the single rows make sense.
-    if not violations and not broken:
-        broken = [*_index(store), *_tree(store), *_order(store, [*placed])]
-    violations += [*broken, *_sequences(store), *_leaders(store), *_roots(store)]
-    return tuple(violations)
+    return () if is_clean(store) else violations_of(store)
 
 
-def _lists(store: BlockStore, placed: dict[int, str]) -> Iterator[str]:
-    """Check the three lists; `placed` gets every block that is on one, in their order."""
-    meta, capacity = store.pool.meta, store.pool.capacity
-    for name, which in _LISTS.items():
-        length = 0
-        head = capacity + which
-        before, b = head, int(meta[head, ops.NEXT])
-        while b != head:
-            if not 0 <= b < capacity:
-                yield f"{name} list: {b} is no block"
-                break
-            if b in placed:
-                yield f"block {b} is on the {name} list and on the {placed[b]} list"
-                break
-            placed[b] = name
-            if meta[b, ops.PREV] != before:
-                yield f"{name} list: the links of {before} and {b} disagree"
-            if ops.list_of(meta, b) != which:
-                yield f"block {b} in state {meta[b, STATE]} is on the {name} list"
-            before, b = b, int(meta[b, ops.NEXT])
-            length += 1
-        if length != store.pool.count[which]:
-            yield f"{name} list: {length} blocks, counted {store.pool.count[which]} (rule 10)"
-
-
-def _references(store: BlockStore, placed: dict[int, str]) -> Iterator[str]:
-    meta = store.pool.meta
-    held: Counter[int] = Counter()
-    for sequence in store.sequences:
-        table = store.table_of(sequence).tolist()
-        if len(set(table)) != len(table):
-            yield f"sequence {sequence}: a block stands twice in its table"
-        held.update(table)
-    pinned = Counter(int(c.source) for c in store.copies.open())
-    for b in range(store.pool.capacity):
-        if meta[b, REF] != held[b]:
-            yield f"block {b}: {meta[b, REF]} references counted, {held[b]} held"
-        if meta[b, PIN] != pinned[b]:
-            yield f"block {b}: {meta[b, PIN]} pins counted, {pinned[b]} held"
-        if (b in placed) == bool(held[b] or pinned[b]):
-            where = placed.get(b, "no")
-            yield f"block {b}: held {held[b]} times, pinned {pinned[b]}, on {where} list (rule 10)"
-
-
-def _copies(store: BlockStore) -> Iterator[str]:
-    copies = store.copies.open()
-    sources = {c.source for c in copies}
-    destinations = Counter(c.destination for c in copies)
-    for source, destination, tokens in copies:
-        if destinations[destination] > 1 or destination in sources:
-            yield f"block {destination} is the destination of one copy and part of another"
-        if not 0 < tokens <= store.pool.block_size:
-            yield f"copy of {source} to {destination}: {tokens} tokens"
-        row = store.pool.meta[destination]
-        if row[STATE] != ops.PRIVATE or row[REF] < 1:
-            yield f"block {destination} is to be copied to, and is not a sequence's own (rule 5)"
-
-
-def _rows(store: BlockStore) -> Iterator[str]:
-    """Check each row for itself."""
-    live = {root.index for root in store.roots}
-    for b, row in enumerate(store.pool.meta[: store.pool.capacity].tolist()):
-        if row[STATE] not in _IN_TREE:
-            if row[STATE] not in (ops.FREE, ops.PRIVATE, ops.QUARANTINED):
-                yield f"block {b} is in state {row[STATE]}, which is none"
-            continue
-        size = store.config.block_size
-        full = row[FILL] == size if row[STATE] == ops.PUBLISHED else 0 < row[FILL] < size
-        if not full:
-            yield f"block {b} in state {row[STATE]} holds {row[FILL]} tokens"
-        if row[ops.ROOT] not in live:
-            yield f"block {b} hangs on root {row[ops.ROOT]}, which is not alive"
-        if not 0 <= row[ops.OWNER] < len(store.owners.names):
-            yield f"block {b} is of owner {row[ops.OWNER]}, who is nobody"
-        links = (row[ops.FIRST_CHILD], row[ops.NEXT_SIBLING], row[ops.PREV_SIBLING])
-        if not all(NONE <= link < store.pool.capacity for link in links) or row[PARENT] == NONE:
-            yield f"block {b}: links {links} and parent {row[PARENT]} are not of the tree"
-
-
-def _index(store: BlockStore) -> Iterator[str]:
+def is_clean(store: BlockStore) -> bool:
+    """Whether `violations_of` would find nothing, in much less time."""
     pool = store.pool
-    published = np.flatnonzero(pool.meta[: pool.capacity, STATE] == ops.PUBLISHED)
-    entries = pool.table[pool.table != NONE] & 0xFFFFFFFF
-    if sorted(entries.tolist()) != published.tolist():
-        yield "the index and the published blocks are not the same set"
-        return
-    seen: dict[tuple[int, bytes], int] = {}
-    for b in published.tolist():
-        low, high = pool.keys[b]
-        if ops.find_key(pool.table, pool.keys, low, high) != b:
-            yield f"block {b} is not found under its own key"
-        parent = int(pool.meta[b, PARENT])
-        tokens = as_bytes(pool.tokens[b])
-        twin = seen.setdefault((parent, tokens), b)
-        if twin != b:
-            yield f"blocks {twin} and {b} are twins (rule 7)"
-        above = store.matcher.key_of_parent(parent, store.roots[int(pool.meta[b, ops.ROOT])])
-        if store.matcher.hash(above + tokens) != BlockKey(pool.keys[b].tobytes()):
-            yield f"block {b}: its key is not the hash of its content (rule 1)"
+    blocks = Blocks(pool.meta, pool.tokens, pool.keys, pool.table, pool.heads, pool.count)
+    open_ = _open(store)
+    live = [*store.roots]
+    place = np.full(pool.capacity, NONE, np.int32)
+    return (
+        audit_ops.lists_hold(blocks, place)
+        and _references_hold(store, blocks, open_, place)
+        and audit_ops.rows_hold(blocks, _marks(live), len(store.owners.names))
+        and audit_ops.index_holds(blocks)
+        and _keys_hold(store, blocks, live)
+        and audit_ops.tree_holds(blocks, _indices(live))
+        and audit_ops.order_holds(blocks, place, store.order.by_list)
+        and audit_ops.sequences_hold(blocks, open_, len(store.owners.names))
+        and len(store.sequences) + store.free_sequences == store.config.max_sequences
+        # Few enough to be gone through in words at once; the order has loops of its own.
+        and not any(any(check(store)) for check in (copies, leaders, roots))
+        and not any(store.order.violations())
+    )
 
 
-def _tree(store: BlockStore) -> Iterator[str]:
-    meta, heads = store.pool.meta, store.pool.heads
-    published = np.flatnonzero(meta[: store.pool.capacity, STATE] == ops.PUBLISHED)
-    listed: Counter[int] = Counter()
-    for parent in [*published.tolist(), *(root.reference for root in store.roots)]:
-        before, b = NONE, int(ops.first_child(meta, heads, parent))
-        while b >= 0 and listed[b] == 0:
-            listed[b] += 1
-            if meta[b, PARENT] != parent or meta[b, ops.PREV_SIBLING] != before:
-                yield f"block {b}: its links and those of its parent {parent} disagree"
-            root = meta[parent, ops.ROOT] if parent >= 0 else -2 - parent
-            if meta[b, ops.ROOT] != root:
-                yield f"block {b} hangs on root {meta[b, ops.ROOT]}, its parent on {root}"
-            before, b = b, int(meta[b, ops.NEXT_SIBLING])
-    for b in range(store.pool.capacity):
-        if (int(meta[b, STATE]) in _IN_TREE) != (listed[b] == 1):
-            yield f"block {b} in state {meta[b, STATE]} is {listed[b]} times in the tree (rule 8)"
+def _open(store: BlockStore) -> Open:
+    states = store.sequences
+    numbers = np.fromiter(states, np.int64, len(states))
+    started = np.fromiter((s.root.index for s in states.values()), np.int64, len(states))
+    arrays = store.sequence_arrays
+    return Open(arrays.rows, arrays.history, arrays.tables, numbers, started)
 
 
-def _order(store: BlockStore, placed: list[int]) -> Iterator[str]:
-    """Check that a parent is cached or in use, and goes after its children (rule 8)."""
-    yield from store.order.violations()
-    meta = store.pool.meta
-    # Tails go first of all, so that they need no place among the others.
-    position = {b: i for i, b in enumerate(placed) if meta[b, STATE] == ops.PUBLISHED}
-    for b in range(store.pool.capacity):
-        parent = int(meta[b, PARENT])
-        if int(meta[b, STATE]) not in _IN_TREE or parent < 0:
-            continue
-        if meta[parent, STATE] != ops.PUBLISHED:
-            yield f"block {b}: its parent {parent} is not published (rule 8)"
-        held = meta[b, REF] > 0 or meta[b, PIN] > 0
-        if parent not in position:
-            continue
-        later = store.order.by_list and position.get(b, NONE) > position[parent]
-        if held or later:
-            yield f"block {b} would be evicted after its parent {parent} (rule 8)"
+def _references_hold(store: BlockStore, blocks: Blocks, open_: Open, place: I32) -> bool:
+    held, pinned = np.zeros((2, store.pool.capacity), np.int32)
+    for copy in store.copies.open():
+        if not 0 <= copy.source < store.pool.capacity:
+            return False
+        pinned[copy.source] += 1
+    return audit_ops.tables_hold(open_, held) and audit_ops.references_hold(
+        blocks, place, held, pinned
+    )
 
 
-def _sequences(store: BlockStore) -> Iterator[str]:
-    size = store.config.block_size
-    for state in store.sequences.values():
-        if not state.published * size <= state.computed <= state.reserved <= state.length:
-            yield (
-                f"sequence {state.number}: published, computed, reserved and length are out of "
-                "order"
-            )
-        elif state.blocks * size < state.reserved:
-            yield f"sequence {state.number}: {state.blocks} blocks for {state.reserved} positions"
-        else:
-            yield from _table(store, state)
-    if len(store.sequences) + store.free_sequences != store.config.max_sequences:
-        yield "open and free sequences are not all sequences"
+def _keys_hold(store: BlockStore, blocks: Blocks, live: Sequence[Root]) -> bool:
+    if store.matcher.hashes_inside:
+        return audit_ops.keys_hold(blocks, _root_keys(live))
+    pool, matcher = store.pool, store.matcher
+    published = np.flatnonzero(pool.meta[: pool.capacity, ops.STATE] == ops.PUBLISHED)
+    rows = pool.meta[published]
+    for b, parent, root in zip(
+        published.tolist(), rows[:, ops.PARENT].tolist(), rows[:, ops.ROOT].tolist(), strict=True
+    ):
+        above = matcher.key_of_parent(parent, store.roots[root])
+        if matcher.hash(above + as_bytes(pool.tokens[b])) != BlockKey(pool.keys[b].tobytes()):
+            return False
+    return True
 
 
-def _table(store: BlockStore, state: SequenceState) -> Iterator[str]:
-    """Check that a sequence holds its own published chain, and writes to nobody else's block."""
-    pool, size = store.pool, store.config.block_size
-    table = store.table_of(state.number).tolist()
-    for i, b in enumerate(table):
-        published = pool.is_published(b)
-        if published and (i + 1) * size > state.computed:
-            yield f"sequence {state.number}: would write to published block {b} (rule 5)"
-        written = i * size < state.reserved and (i + 1) * size > state.computed
-        if written and state.reserved > state.computed and pool.references(b) != 1:
-            yield f"sequence {state.number}: would write to shared block {b} (rule 5)"
-        if i >= state.published or not state.writes:
-            continue
-        parent = table[i - 1] if i else state.root.reference
-        known = store.tokens_of(state.number)[i * size : (i + 1) * size]
-        if not published or pool.meta[b, PARENT] != parent:
-            yield f"sequence {state.number}: block {b} at {i} is not its published chain"
-        elif (pool.tokens[b] != known).any():
-            yield f"sequence {state.number}: block {b} at {i} holds other tokens (rule 2)"
+def _indices(live: Sequence[Root]) -> I64:
+    return np.fromiter((root.index for root in live), np.int64, len(live))
 
 
-def _leaders(store: BlockStore) -> Iterator[str]:
-    size = store.config.block_size
-    for (parent, block), sequence in store.leaders.all().items():
-        state = store.sequences.get(sequence)
-        if state is None:
-            yield f"sequence {sequence} is said to lead, and is closed (rule 4)"
-            continue
-        i = state.published
-        above = int(store.table_of(sequence)[i - 1]) if i else state.root.reference
-        known = as_bytes(store.tokens_of(sequence)[i * size : (i + 1) * size])
-        if not state.writes or (parent, block) != (above, known):
-            yield f"sequence {sequence} leads others to what it does not publish next (rule 4)"
+def _marks(live: Sequence[Root]) -> audit_ops.Marks:
+    """Mark the numbers of live roots."""
+    indices = _indices(live)
+    marks = np.zeros(indices.max(initial=NONE) + 1, np.bool_)
+    marks[indices] = True
+    return marks
 
 
-def _roots(store: BlockStore) -> Iterator[str]:
-    counts = Counter(state.root.index for state in store.sequences.values())
-    for root in store.roots:
-        if root.sequences != counts[root.index]:
-            yield (
-                f"root {root.index}: {root.sequences} sequences counted, {counts[root.index]} open"
-            )
+def _root_keys(live: Sequence[Root]) -> U64:
+    """Return the live roots' keys, uint64 [roots, 2], by their numbers."""
+    indices = _indices(live)
+    keys = np.zeros((indices.max(initial=NONE) + 1, 2), np.uint64)
+    known = np.frombuffer(b"".join(root.key for root in live), np.uint64)
+    keys[indices] = known.reshape(len(live), KEY_BYTES // 8)
+    return keys

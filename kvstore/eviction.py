@@ -180,15 +180,22 @@ class ScoredOrder:
 
     def violations(self) -> Iterator[str]:
         """Check that the heap is one, that every leaf is in it, and that scores are the rows'."""
-        heap, meta = self._heap, self._pool.meta[: self._pool.capacity]
+        heap, meta, slots = self._heap, self._pool.meta[: self._pool.capacity], self._slots
         size = int(heap.size[0])
-        items = heap.items[:size]
-        if not np.array_equal(heap.at[items], np.arange(size)) or (heap.at >= 0).sum() != size:
+        items = heap.items[: max(size, 0)]
+        known = ((items >= 0) & (items < self._pool.capacity)).all()
+        places = np.flatnonzero(heap.at != NONE)
+        if not known or len(places) != size or (heap.at[items] != np.arange(size)).any():
             yield "order of eviction: the heap and the places in it disagree"
             return
-        for i in range(1, size):
-            if scoring.goes_before(heap, items[i], items[(i - 1) >> 1]):
-                yield f"order of eviction: block {items[i]} stands behind one that goes later"
+        if ((slots < NONE) | (slots >= len(self.history.keyed.keys))).any():
+            yield "order of eviction: a block's score is nowhere"
+            return
+        above = items[(np.arange(1, size) - 1) >> 1]
+        here, score, tie = items[1:], heap.score, heap.tie
+        tied = (score[here] == score[above]) & (tie[here] < tie[above])
+        for b in here[tied | (score[here] < score[above])]:
+            yield f"order of eviction: block {b} stands behind one that goes later"
         if self._gone.any():
             yield "order of eviction: marks of victims were left"
         published = meta[:, STATE] == ops.PUBLISHED
@@ -196,11 +203,12 @@ class ScoredOrder:
         leaves = idle & (meta[:, ops.FIRST_CHILD] == NONE)
         for b in np.flatnonzero(leaves & (heap.at == NONE)) if not self._stale else ():
             yield f"block {b} is a leaf that nothing holds, and no candidate for eviction"
-        for b in np.flatnonzero(idle & (self._slots == NONE)):
+        for b in np.flatnonzero(idle & (slots == NONE)):
             yield f"block {b} was used, and has no score"
-        for b in np.flatnonzero(published & (self._slots != NONE)):
-            if (self.history.keyed.keys[self._slots[b]] != self._pool.keys[b]).any():
-                yield f"block {b} has the score of another"
+        scored = np.flatnonzero(published & (slots != NONE))
+        strange = (self.history.keyed.keys[slots[scored]] != self._pool.keys[scored]).any(axis=1)
+        for b in scored[strange]:
+            yield f"block {b} has the score of another"
         wrong = idle & (heap.score != self._scores())
         for b in np.flatnonzero(wrong):
             yield f"block {b} is ordered by a score that is not its own"

@@ -39,7 +39,7 @@ from stemkv.kvstore.matching import NO_MATCH, Match, Matcher, end_of
 from stemkv.kvstore.namespace import Namespace
 from stemkv.kvstore.ops import I32
 from stemkv.kvstore.owners import Owners
-from stemkv.kvstore.pool import Pool, Tokens
+from stemkv.kvstore.pool import Pool, SequenceArrays, Tokens
 from stemkv.kvstore.publishing import Publisher
 from stemkv.kvstore.reserving import Reserver
 from stemkv.kvstore.roots import Root, Roots
@@ -118,6 +118,11 @@ class BlockStore:
     def sequences(self) -> Mapping[SequenceId, SequenceState]:
         """The open sequences."""
         return self._open.by_number
+
+    @property
+    def sequence_arrays(self) -> SequenceArrays:
+        """The open sequences' arrays, for loops that read them; closed ones' rows are stale."""
+        return self._open
 
     @property
     def free_sequences(self) -> int:

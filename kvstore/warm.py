@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from stemkv.kvstore.audit import audit
 from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.directory.null import NullDirectory
 from stemkv.kvstore.flush import Flush, FlushKind
@@ -49,6 +50,7 @@ def warm_up(config: StoreConfig) -> None:
         store.release(child)
     store.release(_run(store, np.arange(6 * size, dtype=np.int32)[::-1]))
     store.release(_run(store, prompt))
+    audit(store)
     for kind in (FlushKind.PREFIX, FlushKind.ALL):
         store.flush(Flush(FlushId("warm-up"), kind, b"", prefix=prompt[:size].tobytes()))
 

@@ -1,53 +1,21 @@
 """The audit finds what is planted, each kind by its own words."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from support.stores import ANN, BOB, cache, make_store, open_, run, tokens
+from support.audit_scene import Scene, make_scene
+from support.stores import ANN, make_store, open_, run, tokens
 
 from stemkv.kvstore import ops
-from stemkv.kvstore.audit import audit
-from stemkv.kvstore.ids import SequenceId
-from stemkv.kvstore.store import BlockStore
-
-
-@dataclass(frozen=True)
-class Scene:
-    """A store with something of everything in it.
-
-    cached: a chain of two blocks that nothing holds, then a tail. sibling: another child of the
-    chain's first block. private: an open sequence's block that is not published. sequence: that
-    sequence; its first two blocks are cached[0] and sibling. leader: one in the middle of its
-    prompt. waiting: one with a planned copy.
-    """
-
-    store: BlockStore
-    cached: list[int]
-    sibling: int
-    private: int
-    sequence: SequenceId
-    leader: SequenceId
-    waiting: SequenceId
+from stemkv.kvstore.audit import audit, is_clean
+from stemkv.kvstore.ids import BlockId
 
 
 @pytest.fixture
 def scene() -> Scene:
     """Make the scene; the audit finds nothing in it."""
-    store = make_store(24)
-    cached = cache(store, range(10))
-    sequence = open_(store, [*range(4), 60, 61, 62, 63, 64, 65])
-    run(store, sequence)
-    first, sibling, private = store.table_of(sequence).tolist()
-    assert first == cached[0]
-    leader = open_(store, range(40, 52), BOB)
-    store.commit(leader, 4)
-    cache(store, range(80, 88), BOB)
-    waiting = open_(store, [*range(80, 86), 99], BOB)
-    assert len(store.copies.open()) == 1
-    assert audit(store) == ()
-    return Scene(store, cached, sibling, private, sequence, leader, waiting)
+    return make_scene(make_store(24))
 
 
 def set_meta(block: str, column: int, value: Callable[[int], int]) -> Callable[[Scene], None]:
@@ -196,6 +164,42 @@ def stretch_copy(scene: Scene) -> None:
     planned[copy.destination] = copy._replace(tokens=5)
 
 
+def throw_copy(scene: Scene) -> None:
+    """Let a planned copy go to a block that there is not."""
+    planned = scene.store.copies._planned
+    copy = next(iter(planned.values()))
+    planned[copy.destination] = copy._replace(destination=BlockId(99))
+
+
+def corrupt_end(scene: Scene) -> None:
+    """Let a list's sentinel name another as its last block."""
+    scene.store.pool.meta[24 + ops.CACHED_LIST, ops.PREV] = scene.private
+
+
+def corrupt_head(scene: Scene) -> None:
+    """Let a root's first child be no block."""
+    scene.store.pool.heads[scene.store.sequences[scene.sequence].root.index] = 99
+
+
+def adopt_child(scene: Scene) -> None:
+    """Let a block without children claim one of another, which is listed before it."""
+    scene.store.pool.meta[scene.cached[1], ops.FIRST_CHILD] = scene.sibling
+
+
+def set_row(column: int, value: int) -> Callable[[Scene], None]:
+    """Make a corruption of one number of a sequence's row that has no name outside."""
+
+    def corrupt(scene: Scene) -> None:
+        scene.store.sequence_arrays.rows[scene.sequence, column] = value
+
+    return corrupt
+
+
+def lose_block(scene: Scene) -> None:
+    """Put a number that is no block into a sequence's table."""
+    scene.store.table_of(scene.sequence)[1] = 99
+
+
 def mislead(scene: Scene) -> None:
     """Let a leader promise another block than its next."""
     scene.store.leaders.stop(scene.leader)
@@ -210,6 +214,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Scene], None], str]] = {
     "list link": (set_meta("cached", ops.PREV, lambda n: 3), "links of"),
     "list to nowhere": (set_meta("cached", ops.NEXT, lambda n: 99), "99 is no block"),
     "list cut short": (set_meta("free", ops.NEXT, lambda n: 24), "(rule 10)"),
+    "list's end": (corrupt_end, "its end disagree"),
     "list into another": (set_meta("free", ops.NEXT, lambda n: 25), "(rule 10)"),
     "list to no number": (set_meta("cached", ops.NEXT, lambda n: -1), "is no block"),
     "state on list": (set_meta("cached", ops.STATE, lambda n: ops.FREE), "on the cached list"),
@@ -229,6 +234,9 @@ CORRUPTIONS: dict[str, tuple[Callable[[Scene], None], str]] = {
     "sibling": (set_meta("sibling", ops.NEXT_SIBLING, lambda n: ops.NONE), "0 times in the tree"),
     "sibling back": (set_meta("cached", ops.PREV_SIBLING, lambda n: ops.NONE), "disagree"),
     "child": (set_meta("parent", ops.FIRST_CHILD, lambda n: ops.NONE), "0 times in the tree"),
+    "child of another": (adopt_child, "disagree"),
+    "head of a root": (corrupt_head, "disagree"),
+    "parent that is none": (set_meta("cached", ops.PARENT, lambda n: 24), "not of the tree"),
     "child that is none": (set_meta("parent", ops.FIRST_CHILD, lambda n: 99), "not of the tree"),
     "order of eviction": (swap_order, "evicted after its parent"),
     "not in the index": (drop_from_index, "not the same set"),
@@ -240,6 +248,13 @@ CORRUPTIONS: dict[str, tuple[Callable[[Scene], None], str]] = {
     "computed too far": (set_state("computed", 11), "out of order"),
     "reserved too far": (set_state("reserved", 11), "out of order"),
     "reserved too little": (set_state("reserved", 9), "out of order"),
+    "longer than may be": (set_state("length", 65), "out of order"),
+    "published less than none": (set_state("published", -1), "out of order"),
+    "blocks beyond the table": (set_state("blocks", 17), "17 blocks for 10 positions"),
+    "blocks less than none": (set_state("blocks", -1), "-1 blocks for 10 positions"),
+    "root in the row": (set_row(ops.ROOT_INDEX, 7), "root 7 or owner 0"),
+    "owner in the row": (set_state("owner", 9), "owner 9 is not its own"),
+    "no block in the table": (lose_block, "99 in its table is no block"),
     "too few blocks": (set_state("blocks", 2), "2 blocks for 10 positions"),
     "another's block": (put_in_table(1, lambda s: s.cached[0]), "stands twice"),
     "a stranger's block": (
@@ -255,6 +270,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Scene], None], str]] = {
     "root's count": (count_more_sequences, "sequences counted"),
     "copy to a published block": (redirect_copy, "not a sequence's own"),
     "copy of a copy": (chain_copies, "part of another"),
+    "copy to nowhere": (throw_copy, "99, which is no block"),
     "copy too long": (stretch_copy, "5 tokens"),
 }
 
@@ -264,6 +280,7 @@ def test_audit_finds_what_is_planted(scene: Scene, name: str) -> None:
     """Each corruption gives a violation in the words that are meant for it."""
     corrupt, words = CORRUPTIONS[name]
     corrupt(scene)
+    assert not is_clean(scene.store)
     assert any(words in violation for violation in audit(scene.store)), audit(scene.store)
 
 
@@ -272,6 +289,7 @@ def test_a_loop_in_a_list_ends_the_walk(scene: Scene) -> None:
     meta = scene.store.pool.meta
     first = int(meta[24 + ops.FREE_LIST, ops.NEXT])
     meta[int(meta[first, ops.NEXT]), ops.NEXT] = first
+    assert not is_clean(scene.store)
     assert any("free list and on the free list" in v for v in audit(scene.store))
 
 
@@ -283,6 +301,7 @@ def test_a_loop_among_siblings_ends_the_walk(scene: Scene) -> None:
         last = int(meta[last, ops.NEXT_SIBLING])
     meta[last, ops.NEXT_SIBLING] = last
     meta[last, ops.PREV_SIBLING] = last
+    assert not is_clean(scene.store)
     assert any("disagree" in v for v in audit(scene.store))
 
 
