@@ -7,7 +7,6 @@ from stemkv.kvstore.ids import BlockId
 from stemkv.kvstore.pool import Pool
 from stemkv.kvstore.values import Copy
 
-
 _NOTHING: frozenset[BlockId] = frozenset()
 
 

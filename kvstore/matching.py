@@ -1,7 +1,6 @@
 """How much of a prompt is in the tree: full blocks one by one, then a part of one more."""
 
 from dataclasses import dataclass, field
-
 from typing import NamedTuple
 
 import numpy as np

@@ -219,8 +219,11 @@ def rank(heap: Heap, items: I32, rows: F64, slots: I32, ties: I64) -> None:
 
 @compiled
 def is_leaf(meta: I32, gone: npt.NDArray[np.bool_], b: int) -> bool:
-    """Whether nothing holds a published block, and all of its children, if any, are going."""
-    if meta[b, STATE] != PUBLISHED or meta[b, REF] > 0 or meta[b, PIN] > 0:
+    """Whether no sequence holds a published block, and all of its children, if any, are going.
+
+    Pinned ones count: what pins a block says nothing when it lets go, unlike a sequence.
+    """
+    if meta[b, STATE] != PUBLISHED or meta[b, REF] > 0:
         return False
     child = meta[b, FIRST_CHILD]
     while child >= 0:
@@ -264,7 +267,6 @@ def name_victims(
         b = heap.items[0]
         remove(heap, b)
         if meta[b, REF] == 0 and meta[b, PIN] > 0:
-            # What pins a block says nothing when it lets go, unlike a sequence.
             aside[pinned] = b
             pinned += 1
         elif is_leaf(meta, gone, b):

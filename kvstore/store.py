@@ -344,10 +344,14 @@ class BlockStore:
         return match, self._allocator.shortage(needed, adopted)
 
     def _count_lookup(self, owner: int, tokens: int, match: Match) -> None:
+        full, partial = len(match.blocks) * self.config.block_size, match.partial_tokens
+        if full + partial == tokens:
+            # The last token is run all the same, for its logits.
+            full, partial = (full, partial - 1) if partial else (full - 1, 0)
         counts = self.owners.counts[owner]
         counts.lookup += tokens
-        counts.hit_full += len(match.blocks) * self.config.block_size
-        counts.hit_partial += match.partial_tokens
+        counts.hit_full += full
+        counts.hit_partial += partial
 
     def _adopt(
         self, root: Root, owner: int, prompt: Tokens, match: Match, writes: bool

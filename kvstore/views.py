@@ -39,7 +39,8 @@ class PoolCounts:
 class TenantCounts:
     """Counts of one tenant: tokens since the start, blocks now.
 
-    A request that comes back after preemption is not counted again.
+    hit_full and hit_partial leave out the last token of a prompt that is cached whole: it is run
+    again. A request that comes back after preemption is not counted again.
     """
 
     lookup: int

@@ -40,6 +40,9 @@ def test_one_request_and_its_repetition() -> None:
     assert warm.finished.usage.completion_tokens == 6
     assert rows == len(prompt) + 5
     assert runner.rows_run - rows == 1 + 5
+    counts = core.admin(GetStats()).tenants["alice"]
+    assert (counts.lookup, counts.hit_full, counts.hit_partial) == (18, 8, 0)
+    assert counts.computed == len(prompt) + 1
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 12])

@@ -242,3 +242,24 @@ def test_the_audit_sees_a_broken_order() -> None:
     assert audit(store) == ()
     heap.at[leaf] = -1
     assert any("order of eviction" in v for v in audit(store))
+
+
+def test_a_leaf_that_a_copy_read_is_a_candidate_afterwards() -> None:
+    """A block whose sequence ends while a copy still pins it can be evicted once it does not."""
+    store = store_with(lrfu(60.0), 4)
+    first = open_(store, prompt(1))
+    run(store, first)
+    second = open_(store, [*prompt(1)[:3], 77])
+    store.take_copies()
+    store.commit(second, 4)
+    store.settle()
+    third = open_(store, [*prompt(1)[:3], 88])
+    store.release(first)
+    store.take_copies()
+    store.commit(third, 4)
+    store.settle()
+    assert audit(store) == ()
+    store.release(second)
+    store.release(third)
+    open_(store, prompt(2, 4), write=False)
+    assert hit(store, prompt(1)) == (0, 0)

@@ -258,8 +258,10 @@ class StoreModel:
         size = self.config.block_size
         counts = self.counts.setdefault(ns.tenant, Counts())
         counts.lookup += len(prompt)
-        counts.full += len(match.blocks) * size
-        counts.partial += match.partial_tokens
+        reused = len(match.blocks) * size + match.partial_tokens
+        run_again = int(reused == len(prompt))
+        counts.full += len(match.blocks) * size - (run_again if not match.partial_tokens else 0)
+        counts.partial += match.partial_tokens - (run_again if match.partial_tokens else 0)
         for block in match.blocks:
             self.hold(block)
         if match.partial is not None:
