@@ -4,8 +4,9 @@
 
 A pool of 100,000 blocks of 16 tokens, full of cached prompts. Timed: admitting a prompt that is
 all cached (hash, look up, adopt), admitting a new one (hash, miss, take blocks from others,
-publish), releasing it, and the bookkeeping of one decode step of 64 sequences. Medians of the
-repeats; a decode step is a mean over many, so that steps that take and publish blocks count.
+publish), releasing it, the bookkeeping of one decode step of 64 sequences, and the audit of all
+rules while those are open, which has no peer. Medians of the repeats; a decode step is a mean over
+many, so that steps that take and publish blocks count.
 vLLM runs in `--peer-python` (any interpreter that can import vllm), with its own defaults.
 """
 
@@ -24,6 +25,7 @@ import numpy.typing as npt
 from rich.console import Console
 
 from benchmarks.report import Figure, Report, Target
+from stemkv.kvstore.audit import audit
 from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.directory.null import NullDirectory
 from stemkv.kvstore.ids import SequenceId
@@ -43,6 +45,7 @@ TARGETS = {
 }
 DECODE_TARGET = 20.0
 BYTES_TARGET = 160.0
+AUDIT_TARGET_MS = 50.0
 NAMES = {"hit": "admit a full hit", "new": "admit a new prompt", "release": "release"}
 
 Prompt = npt.NDArray[np.int32]
@@ -107,7 +110,7 @@ class Subject:
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
-    """Return our figures by name: microseconds, nanoseconds for decode, bytes."""
+    """Return our figures by name: microseconds, ns for decode, ms for the audit, bytes."""
     subject = Subject(options.capacity, options.batch, options.seed)
     figures = {"bytes": subject.store.pool.bytes / options.capacity}
     gc.freeze()
@@ -137,7 +140,17 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         subject.lengthen(running, step)
         steps.append((time.perf_counter() - begun) * 1e9 / options.batch)
     figures["decode"] = statistics.mean(steps)
+    figures["audit"] = statistics.median(audit_ms(subject.store) for _ in range(options.repeats))
     return figures
+
+
+def audit_ms(store: BlockStore) -> float:
+    """Audit a store that must be in order; return how long that took, in milliseconds."""
+    begun = time.perf_counter()
+    violations = audit(store)
+    took = (time.perf_counter() - begun) * 1e3
+    assert not violations, violations[0]
+    return took
 
 
 def measure_peer(options: argparse.Namespace) -> dict[str, float] | str:
@@ -176,16 +189,20 @@ def report(options: argparse.Namespace, ours: dict[str, float], peer: dict[str, 
     memory = Figure(
         "a cached block", "bytes", ours["bytes"], peer.get("bytes"), lower_is_better=True
     )
+    audited = Figure("audit of the full pool", "ms", ours["audit"], lower_is_better=True)
     if decode.ratio is not None:
         targets.append(Target("decode step, over vLLM", "times", DECODE_TARGET, decode.ratio))
     targets.append(
         Target("a cached block, of 160 bytes", "times", 1.0, BYTES_TARGET / ours["bytes"])
     )
+    targets.append(
+        Target("audit of the full pool, of 50 ms", "times", 1.0, AUDIT_TARGET_MS / ours["audit"])
+    )
     return Report(
         title="Block bookkeeping beside vLLM's KVCacheManager",
         baseline_name="vLLM",
         settings={"capacity": options.capacity, "repeats": options.repeats, "seed": options.seed},
-        figures=[*figures, decode, memory],
+        figures=[*figures, decode, memory, audited],
         targets=targets,
     )
 
