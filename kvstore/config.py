@@ -17,6 +17,8 @@ class StoreConfig:
     secret, fingerprint (model weights), kv_dtype: equal in all processes of a deployment.
     keep_free: blocks that are free again whenever a sequence ends, so that what the next one writes
     pushes out nothing worth more.
+    compare_policies: keep count of what other policies of eviction would have hit; each release
+    then costs a little more.
     prefix_cache False: nothing is ever looked up or published. partial_hits False: full blocks
     only.
     """
@@ -32,6 +34,7 @@ class StoreConfig:
     hash_function: str = "xxh3_128"
     eviction: str = "lru"
     keep_free: int = 0
+    compare_policies: bool = False
     prefix_cache: bool = True
     partial_hits: bool = True
 

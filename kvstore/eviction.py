@@ -15,7 +15,7 @@ from stemkv.kvstore.ops import I32, NONE, PIN, REF, STATE
 from stemkv.kvstore.pool import Pool
 from stemkv.kvstore.shadows import Shadows, depth_first
 from stemkv.policies.eviction import EvictionPolicy
-from stemkv.policies.eviction.adaptive import Adaptive
+from stemkv.policies.eviction.adaptive import Adaptive, adaptive
 from stemkv.policies.eviction.lru import lru
 from stemkv.policies.eviction.protocol import ListPolicy, Scored
 
@@ -30,6 +30,12 @@ class Order(Protocol):
 
     by_list: bool
     """Whether it is that of the pool's lists."""
+
+    watches: bool
+    """Whether it is to be told of uses; `use` and `let_go` may be left out if not."""
+
+    shadows: Shadows | None
+    """What other policies would hit, if that is counted."""
 
     def use(self, blocks: I32, looked_up: int) -> None:
         """Note that a sequence is done with its chain, which it still holds.
@@ -55,26 +61,47 @@ class Order(Protocol):
         ...
 
 
-def make_order(policy: EvictionPolicy, pool: Pool, kept: int, clock: Callable[[], float]) -> Order:
-    """Return the order that a policy asks for. kept: blocks that may be cached."""
+def make_order(
+    policy: EvictionPolicy, pool: Pool, kept: int, clock: Callable[[], float], compare: bool
+) -> Order:
+    """Return the order that a policy asks for.
+
+    kept: blocks that may be cached. compare: count what the candidates of `adaptive` would hit.
+    """
+    counted = policy if isinstance(policy, Adaptive) else adaptive
+    shadows = None
+    if compare or isinstance(policy, Adaptive):
+        shadows = Shadows(counted.candidates, kept, counted.sample_blocks, counted.memory_seconds)
     if isinstance(policy, Scored):
-        return ScoredOrder(Adaptive({"": policy}), pool, kept, clock)
+        return ScoredOrder(Adaptive({"": policy}), pool, shadows, clock)
     if isinstance(policy, Adaptive):
-        return ScoredOrder(policy, pool, kept, clock)
-    return ListOrder(pool, policy)
+        return ScoredOrder(policy, pool, shadows, clock)
+    return ListOrder(pool, policy, shadows, clock)
 
 
 class ListOrder:
-    """The pool's own lists, which cost nothing here: blocks are linked as they are let go."""
+    """The pool's own lists: blocks are linked as they are let go, and uses only counted."""
 
     by_list = True
 
-    def __init__(self, pool: Pool, policy: ListPolicy) -> None:
+    def __init__(
+        self, pool: Pool, policy: ListPolicy, shadows: Shadows | None, clock: Callable[[], float]
+    ) -> None:
         self._pool = pool
         self._policy = policy
+        self.shadows = shadows
+        self.watches = shadows is not None
+        self._clock = clock
+        self._now = -np.inf
+        self._uses = 0
 
     def use(self, blocks: I32, looked_up: int) -> None:
-        """Do nothing."""
+        """Count what other policies would have hit of a chain."""
+        blocks = blocks[: scoring.leading_published(self._pool.meta, blocks)]
+        if self.shadows is not None and len(blocks):
+            self._uses += 1
+            self._now = max(self._now, self._clock())
+            self.shadows.use(self._pool.keys[blocks], looked_up, self._now, self._uses)
 
     def let_go(self, blocks: I32) -> None:
         """Do nothing."""
@@ -97,8 +124,11 @@ class ScoredOrder:
     """Leaves by score. With several candidates, shadow caches say which of them to follow."""
 
     by_list = False
+    watches = True
 
-    def __init__(self, policy: Adaptive, pool: Pool, kept: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, policy: Adaptive, pool: Pool, shadows: Shadows | None, clock: Callable[[], float]
+    ) -> None:
         self._policy = policy
         self._pool = pool
         self._clock = clock
@@ -108,11 +138,7 @@ class ScoredOrder:
         self.tick = 0
         remembered = max(_REMEMBERED * pool.capacity, _REMEMBERED_AT_LEAST)
         self.history = History(list(candidates.values()), pool.capacity + remembered)
-        self.shadows = (
-            Shadows(candidates, kept, policy.sample_blocks, policy.memory_seconds)
-            if len(candidates) > 1
-            else None
-        )
+        self.shadows = shadows
         self._heap = scoring.make_heap(pool.capacity)
         self._slots = np.full(pool.capacity, NONE, np.int32)
         self._gone = np.zeros(pool.capacity, np.bool_)
@@ -132,7 +158,9 @@ class ScoredOrder:
         self._slots[blocks] = slots
         ties = depth_first(self.tick, np.arange(len(blocks)))
         scoring.rank(self._heap, blocks, self.history.rows[self.followed], slots, ties)
-        if self.shadows is not None and self.shadows.use(keys, looked_up, self.now, self.tick):
+        if self.shadows is None or not self.shadows.use(keys, looked_up, self.now, self.tick):
+            return
+        if len(self._policy.candidates) > 1:
             self._choose(self.shadows)
 
     def let_go(self, blocks: I32) -> None:

@@ -79,7 +79,9 @@ class BlockStore:
         self.leaders = Leaders()
         self._open = Sequences(config)
         kept = config.capacity_blocks - config.keep_free
-        self.order = make_order(policy or EVICTION[config.eviction], self.pool, kept, clock)
+        self.order = make_order(
+            policy or EVICTION[config.eviction], self.pool, kept, clock, config.compare_policies
+        )
         self._allocator = Allocator(
             self.pool, self.owners, self.ghosts, directory, clock, self.order, config.keep_free
         )
@@ -159,6 +161,15 @@ class BlockStore:
             tails=tails,
             evicted=self._allocator.evicted,
         )
+
+    def policy_hit_shares(self) -> dict[str, float]:
+        """Return what share of prompts' full blocks policies of eviction would have hit.
+
+        By name, since the start, estimated from a sample; empty if it is not counted (see
+        `StoreConfig.compare_policies`; the adaptive policy always counts).
+        """
+        shadows = self.order.shadows
+        return {} if shadows is None else shadows.hit_shares()
 
     def tenant_counts(self) -> dict[str, TenantCounts]:
         """Return the counts of every tenant that ever opened a sequence here."""
@@ -259,13 +270,13 @@ class BlockStore:
         # While the chain is still held, so that no copy's source ages after its parent.
         if self.copies.planned:
             self.copies.cancel(b for b in blocks.tolist() if self.pool.references(b) == 1)
-        if self.order.by_list:
-            self.pool.dereference(blocks)
-        else:
+        if self.order.watches:
             published = blocks[: state.published]
             self.order.use(published, state.prompt_blocks)
             self.pool.dereference(blocks)
             self.order.let_go(published)
+        else:
+            self.pool.dereference(blocks)
         if self.config.keep_free:
             self._allocator.tidy(state.owner)
         self._open.close(state)

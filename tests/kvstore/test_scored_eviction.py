@@ -14,6 +14,7 @@ from stemkv.kvstore.audit import audit
 from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.eviction import ScoredOrder
 from stemkv.kvstore.flush import FlushKind
+from stemkv.kvstore.ops import PUBLISHED, STATE
 from stemkv.kvstore.shadows import Shadows
 from stemkv.kvstore.store import BlockStore
 from stemkv.policies.eviction import EVICTION, EvictionPolicy
@@ -258,3 +259,36 @@ def test_a_leaf_that_a_copy_read_is_a_candidate_afterwards() -> None:
     store.release(second)
     open_(store, prompt(2, 4), write=False)
     assert hit(store, prompt(1)) == (0, 0)
+
+
+@pytest.mark.parametrize("policy", ["lru", lrfu(60.0), "adaptive"])
+def test_a_store_can_count_what_other_policies_would_hit(policy: EvictionPolicy | str) -> None:
+    """Under any policy the shares of all candidates are told, LRU's as a store with LRU has it."""
+    clock = Clock()
+    stores = []
+    for compare in (True, False):
+        config = replace(store_with("lru", 8).config, compare_policies=compare)
+        if isinstance(policy, str):
+            config = replace(config, eviction=policy)
+        own = None if isinstance(policy, str) else policy
+        stores.append(BlockStore(config, RecordingDirectory(), clock, policy=own))
+    plain = store_with("lru", 8, clock=clock)
+    draws, hits = np.random.default_rng(2), 0
+    for _ in range(300):
+        clock.now += 1.0
+        name = int(draws.zipf(1.5)) % 30
+        hits += hit(plain, prompt(name))[0]
+        for store in (*stores, plain):
+            _serve(store, name)
+    shares = stores[0].policy_hit_shares()
+    assert list(shares) == list(adaptive.candidates)
+    assert shares["lru"] == pytest.approx(hits / 300)
+    assert 0 < shares["lrfu-60"] < 1
+    assert stores[1].policy_hit_shares() == (shares if policy == "adaptive" else {})
+    tables = [sorted(store.pool.keys_of(_published(store)).tolist()) for store in stores]
+    assert tables[0] == tables[1]
+
+
+def _published(store: BlockStore) -> np.ndarray:
+    """Return the published blocks."""
+    return np.flatnonzero(store.pool.meta[:8, STATE] == PUBLISHED).astype(np.int32)
