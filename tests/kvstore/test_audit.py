@@ -51,6 +51,13 @@ def swap_order(scene: Scene) -> None:
     pool.count[ops.CACHED_LIST] += 1
 
 
+def shelve_tail(scene: Scene) -> None:
+    """Move a tail to the list of published blocks."""
+    pool = scene.store.pool
+    ops.unlink(pool.meta, pool.count, ops.TAIL_LIST, scene.cached[2])
+    ops.link_newest(pool.meta, pool.count, ops.CACHED_LIST, scene.cached[2])
+
+
 def make_twin(scene: Scene) -> None:
     """Publish a second block with the content of a cached one."""
     pool = scene.store.pool
@@ -218,6 +225,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Scene], None], str]] = {
     "list into another": (set_meta("free", ops.NEXT, lambda n: 25), "(rule 10)"),
     "list to no number": (set_meta("cached", ops.NEXT, lambda n: -1), "is no block"),
     "state on list": (set_meta("cached", ops.STATE, lambda n: ops.FREE), "on the cached list"),
+    "tail among the published": (shelve_tail, "in state 3 is on the cached list"),
     "state of a held block": (set_meta("private", ops.STATE, lambda n: 9), "which is none"),
     "private as published": (
         set_meta("private", ops.STATE, lambda n: ops.PUBLISHED),

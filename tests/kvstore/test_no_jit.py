@@ -10,8 +10,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_rules_hold_without_the_compiler() -> None:
     """NUMBA_DISABLE_JIT=1 passes the tests of hits, copies, eviction, flush, index and audit."""
-    names = ("hits", "copies", "eviction", "flush", "index", "audit", "inspect", "explain")
-    files = [f"tests/kvstore/test_{name}.py" for name in names]
+    audits = ("audit", "audit_halves")
+    names = ("hits", "copies", "eviction", "flush", "index", "inspect", "explain")
+    files = [f"tests/kvstore/test_{name}.py" for name in (*names, *audits)]
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest", *files],
         cwd=ROOT,
