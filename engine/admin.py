@@ -103,6 +103,7 @@ class Admin:
             directory=type(self.store.directory).__name__,
             directory_current=self.store.directory.current,
             tenants=self._tenants(),
+            policy_hit_shares=self.store.policy_hit_shares(),
         )
 
     def _tenants(self) -> dict[str, TenantStats]:

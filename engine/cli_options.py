@@ -74,6 +74,9 @@ PrefixCache = Annotated[
 HashFunction = Annotated[
     Literal["xxh3_128", "sha256"], _option("--hash-function", CACHE, "Makes the blocks' keys.")
 ]
+Eviction = Annotated[
+    str, _option("--eviction", CACHE, "Which cached blocks give way first: lru, adaptive.")
+]
 MaxBatchTokens = Annotated[
     int, _option("--max-batch-tokens", SCHEDULING, "Tokens of one step.", parser=whole_number)
 ]

@@ -34,6 +34,7 @@ class EngineConfig:
     max_queue: int = 1024
     prefix_cache: bool = True
     hash_function: Literal["xxh3_128", "sha256"] = "xxh3_128"
+    eviction: str = "lru"
     ordering: str = "fcfs"
     redis_url: str | None = None
     deployment: str = "default"

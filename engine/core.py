@@ -38,6 +38,7 @@ from stemkv.kvstore.directory.protocol import Directory, DirectoryMismatch
 from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.values import Shortage
 from stemkv.kvstore.warm import warm_up as warm_up_store
+from stemkv.policies.eviction import EVICTION
 from stemkv.policies.ordering import ORDERING
 
 logger = logging.getLogger(__name__)
@@ -302,6 +303,9 @@ def build_core(config: EngineConfig) -> EngineCore:
 
     Raises ConfigError (ModelError for the model) if a setting cannot be honoured.
     """
+    if config.eviction not in EVICTION:
+        known = ", ".join(EVICTION)
+        raise ConfigError(f"eviction: {config.eviction!r} is not one of {known}")
     loaded = load_model(config.model, config.dtype, config.device)
     try:
         backend = select_backend(config.kernels, loaded.device)
@@ -331,6 +335,8 @@ def build_core(config: EngineConfig) -> EngineCore:
         kv_dtype=str(layout.dtype),
         block_bytes=layout.block_bytes,
         hash_function=config.hash_function,
+        eviction=config.eviction,
+        compare_policies=True,
         prefix_cache=config.prefix_cache,
     )
     warm_up_store(store_config)

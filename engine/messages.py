@@ -64,7 +64,8 @@ class TenantStats:
 class EngineStats:
     """The pool and the queues at one moment.
 
-    free + in_use + cached + stale + quarantined = capacity (rule 10), in blocks.
+    free + in_use + cached + stale + quarantined = capacity (rule 10), in blocks. policy_hit_shares:
+    what share of prompts' full blocks each policy of eviction would have hit, by a sample.
     """
 
     capacity_blocks: int
@@ -86,6 +87,7 @@ class EngineStats:
     directory: str
     directory_current: bool
     tenants: Mapping[str, TenantStats] = field(default_factory=dict)
+    policy_hit_shares: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,11 @@ class QueueFigures(BaseModel):
 
 
 class CacheReport(BaseModel):
-    """The answer of `GET /admin/v1/cache`."""
+    """The answer of `GET /admin/v1/cache`.
+
+    policy_hit_shares: of prompts' full blocks, what each policy of eviction would have hit since
+    the engine started, estimated from a sample of the blocks.
+    """
 
     worker: str
     model: str
@@ -159,6 +163,7 @@ class CacheReport(BaseModel):
     pool: PoolFigures
     queue: QueueFigures
     tenants: dict[str, TenantFigures]
+    policy_hit_shares: dict[str, float]
 
 
 class BlockBody(BaseModel):

@@ -44,6 +44,7 @@ def cache_report(stats: EngineStats, info: EngineInfo) -> CacheReport:
         tenants={
             name: _tenant(figures, stats.block_bytes) for name, figures in stats.tenants.items()
         },
+        policy_hit_shares=dict(stats.policy_hit_shares),
     )
 
 

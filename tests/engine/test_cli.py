@@ -211,6 +211,7 @@ def test_every_setting_of_the_engine_has_a_flag(served: Served) -> None:
         "model": "some/model", "device": "cpu", "dtype": "float32", "kernels": "torch",
         "kv_memory": "1MiB", "block_size": 32, "max_model_len": 100, "max_batch_tokens": 64,
         "max_running": 3, "max_queue": 5, "hash_function": "sha256",
+        "eviction": "adaptive",
         "deployment": "d", "lease_seconds": 2.5, "served_model_name": "n",
     }  # fmt: skip
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]

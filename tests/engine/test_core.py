@@ -1,6 +1,6 @@
 """The engine core over a model that is a hash of its context: any wrong block changes a token."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cores import ALICE, BOB, collect, continuation, hash_core, request, run
+from support.cores import make_core as make_core
 from support.recording_directory import RecordingDirectory
 
+from stemkv.engine.config import ConfigError, EngineConfig
+from stemkv.engine.core import EngineCore, build_core
 from stemkv.engine.messages import AdminError, DoFlush, DoLocate, GetAcknowledgements, GetStats
 from stemkv.engine.plan import StepPlan
 from stemkv.kvstore.directory.protocol import DirectoryUnavailable, WorkerHolding
@@ -447,3 +450,25 @@ def test_any_workload_is_answered_as_if_alone(workload: dict[str, Any]) -> None:
         else:
             assert each.request_id in aborted
     assert core.admin(GetStats()).in_use_blocks == 0
+
+
+def test_a_policy_of_eviction_that_is_none_is_refused() -> None:
+    """The error names the setting, its value and what would do, before a model is loaded."""
+    config = EngineConfig(model="absent/model", secret=b"s" * 16, eviction="mru")
+    with pytest.raises(ConfigError, match="eviction: 'mru' is not one of lru, adaptive"):
+        build_core(config)
+
+
+@pytest.mark.parametrize("eviction", ["lru", "adaptive"])
+def test_an_engine_says_what_each_policy_would_have_hit(
+    make_core: Callable[..., EngineCore], eviction: str
+) -> None:
+    """Under any policy the operator sees the shares of all, counted from finished requests."""
+    core = make_core(eviction=eviction)
+    shares = core.admin(GetStats()).policy_hit_shares
+    assert set(shares.values()) == {0.0}
+    for name in ("cold", "warm"):
+        run(core, request(name, list(range(5, 5 + 64)), max_tokens=2))
+    shares = core.admin(GetStats()).policy_hit_shares
+    assert list(shares) == ["lru", "lrfu-15", "lrfu-60", "lrfu-240"]
+    assert set(shares.values()) == {0.5}

@@ -47,6 +47,7 @@ STATS = EngineStats(
     directory="local",
     directory_current=True,
     tenants={"acme": TenantStats(lookup=200, hit_full=96, hit_partial=4, cached_blocks=25)},
+    policy_hit_shares={"lru": 0.5, "lrfu-60": 0.625},
 )
 
 

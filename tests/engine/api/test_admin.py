@@ -72,6 +72,7 @@ async def test_the_cache_report_has_pool_queue_and_tenants(admin: Api) -> None:
     assert report["tenants"]["acme"]["hit_rate"] == 0.5
     assert report["tenants"]["acme"]["cached_bytes"] == 25 * 1024
     assert report["worker"] == "worker-1"
+    assert report["policy_hit_shares"] == {"lru": 0.5, "lrfu-60": 0.625}
 
 
 async def test_blocks_are_listed_by_filter_and_page(admin: Api) -> None:
