@@ -92,6 +92,25 @@ def put_in_table(index: int, block: Callable[[Scene], int]) -> Callable[[Scene],
     return corrupt
 
 
+def hold_twice(scene: Scene) -> None:
+    """Let a sequence that publishes nothing hold its first block twice, its second not at all."""
+    pool = scene.store.pool
+    scene.store.sequences[scene.sequence].writes = False
+    put_in_table(1, lambda s: s.cached[0])(scene)
+    ops.park(pool.meta, pool.count, scene.sibling)
+
+
+def hold_child_alone(scene: Scene) -> None:
+    """Let a sequence that publishes nothing hold a block of its own instead of its first one."""
+    pool = scene.store.pool
+    scene.store.sequences[scene.sequence].writes = False
+    own = int(pool.meta[24 + ops.FREE_LIST, ops.NEXT])
+    ops.unlink(pool.meta, pool.count, ops.FREE_LIST, own)
+    pool.meta[own, ops.STATE] = ops.PRIVATE
+    put_in_table(0, lambda s: own)(scene)
+    ops.park(pool.meta, pool.count, scene.cached[0])
+
+
 def drop_from_index(scene: Scene) -> None:
     """Take a published block out of the index alone."""
     pool = scene.store.pool
@@ -265,6 +284,8 @@ CORRUPTIONS: dict[str, tuple[Callable[[Scene], None], str]] = {
     "no block in the table": (lose_block, "99 in its table is no block"),
     "too few blocks": (set_state("blocks", 2), "2 blocks for 10 positions"),
     "another's block": (put_in_table(1, lambda s: s.cached[0]), "stands twice"),
+    "a block twice": (hold_twice, "stands twice"),
+    "a child in use, its parent not": (hold_child_alone, "evicted after its parent"),
     "a stranger's block": (
         put_in_table(1, lambda s: int(s.store.table_of(s.leader)[1])),
         "not its published chain",
