@@ -63,10 +63,12 @@ class Allocator:
             self.pool.evict(self._choose(evict, owner))
 
     def forget(self, blocks: I32, cause: int) -> None:
-        """Note that these published blocks leave the index: for an owner, or FLUSHED."""
-        if len(blocks):
-            self._tell(self.pool.keys_of(blocks), cause)
-            self.order.forget(blocks, flushed=cause == FLUSHED)
+        """Note that these published blocks leave the index: for an owner, or FLUSHED.
+
+        A flush that took tails alone has an empty list, and may have left new leaves all the same.
+        """
+        self._tell(self.pool.keys_of(blocks), cause)
+        self.order.forget(blocks, flushed=cause == FLUSHED)
 
     def _tell(self, keys: U64, cause: int) -> None:
         if len(keys):

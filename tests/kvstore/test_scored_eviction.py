@@ -167,6 +167,18 @@ def test_a_flush_leaves_new_leaves_that_can_be_evicted() -> None:
     assert hit(store, prompt(1, 4)) == (0, 0)
 
 
+def test_a_flush_of_tails_alone_leaves_new_leaves_too() -> None:
+    """After the tails below a block were cut, the block is a candidate, though no key has gone."""
+    store = store_with(lrfu(60.0), 4)
+    cache(store, [*prompt(1), 7, 8])
+    report = store.flush(flush_of(FlushKind.PREFIX, ANN, [*prompt(1), 7]))
+    assert report.blocks == 1
+    assert audit(store) == ()
+    assert hit(store, [*prompt(1), 7, 8]) == (1, 0)
+    open_(store, prompt(2, 4), write=False)
+    assert hit(store, prompt(1)) == (0, 0)
+
+
 def test_adaptive_follows_what_hits() -> None:
     """Where a scan flushes LRU between uses, another candidate leads and keeps what comes back."""
     clock = Clock()
