@@ -112,6 +112,7 @@ def test_model_that_is_none_ends_with_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in process.log()
 
 
+@pytest.mark.slow
 def test_memory_that_cannot_be_had_ends_with_one_line(
     tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:

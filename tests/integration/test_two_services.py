@@ -97,6 +97,7 @@ def is_current(service: ServeProcess) -> bool:
     return current
 
 
+@pytest.mark.slow
 def test_a_worker_of_another_model_is_refused(
     services: Deployment, tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -154,6 +155,7 @@ def test_killed_service_leaves_nothing(services: Deployment) -> None:
     assert worker not in report["acknowledged"]
 
 
+@pytest.mark.slow
 def test_killed_engine_comes_back_under_another_name(services: Deployment) -> None:
     """A service whose engine was killed starts another, which joins and is flushed like before."""
     one, two = services.one, services.two

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_rules_hold_without_the_compiler() -> None:
     """NUMBA_DISABLE_JIT=1 passes the tests of hits, copies, eviction, flush, index and audit."""
     audits = ("audit", "audit_halves")
