@@ -21,6 +21,7 @@ from stemkv.engine.tenants import (
 
 _VERSION = 1
 _BUSY_SECONDS = 5.0
+_RETRY_SECONDS = 0.01
 _SCHEMA = """
 CREATE TABLE tenants (
     name TEXT PRIMARY KEY,
@@ -56,7 +57,7 @@ class SqliteTenantStore:
             raise TenantStoreError(f"{path}: {error}") from error
         try:
             with self._reading() as connection:
-                connection.execute("PRAGMA journal_mode = WAL")
+                _to_wal(connection)
                 connection.execute("PRAGMA synchronous = FULL")
                 connection.execute("PRAGMA foreign_keys = ON")
             self._migrate()
@@ -185,6 +186,20 @@ class SqliteTenantStore:
 def _tenant(row: tuple[str, str | None, int]) -> Tenant:
     name, group, enabled = row
     return Tenant(name, group, bool(enabled))
+
+
+def _to_wal(connection: sqlite3.Connection) -> None:
+    """Change to write-ahead logging; SQLite does not wait by itself for who does so right now."""
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(_RETRY_SECONDS)
+        else:
+            return
 
 
 def _require_tenant(connection: sqlite3.Connection, name: str) -> None:

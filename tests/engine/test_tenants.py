@@ -2,6 +2,7 @@
 
 import hashlib
 import multiprocessing
+import sqlite3
 import stat
 import threading
 import time
@@ -188,6 +189,38 @@ def test_processes_share_an_sqlite_store(tmp_path: Path) -> None:
     assert len(store.keys("a")) == 80
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     store.close()
+
+
+def open_and_close(path: Path) -> bool:
+    """Open a store that others open at the same time, in a process of its own."""
+    store = SqliteTenantStore(path)
+    empty = store.empty()
+    store.close()
+    return empty
+
+
+def test_processes_create_one_sqlite_file_at_once(tmp_path: Path) -> None:
+    """However many processes come first to a file that is not there yet, each gets its store."""
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        for number in range(25):
+            path = tmp_path / f"{number}.sqlite3"
+            assert pool.map(open_and_close, [path] * 4, chunksize=1) == [True] * 4
+
+
+def test_a_file_that_another_is_setting_up_is_waited_for(tmp_path: Path) -> None:
+    """While somebody reads and is about to write, the change of journal waits for them."""
+    path = tmp_path / "tenants.sqlite3"
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("CREATE TABLE of_another (number INTEGER)")
+    other.execute("BEGIN IMMEDIATE")
+    other.execute("INSERT INTO of_another VALUES (1)")
+    release = threading.Timer(0.3, lambda: other.execute("COMMIT"))
+    release.start()
+    store = SqliteTenantStore(path)
+    assert store.empty()
+    store.close()
+    release.join()
+    other.close()
 
 
 def test_no_plain_key_is_kept(
