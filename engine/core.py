@@ -113,7 +113,7 @@ class EngineCore:
         try:
             scheduled = self._scheduler.plan()
         except NothingFitsError as error:
-            return [self._fail(error.track.job, "internal", str(error))]
+            return [self._fail(error.track.job, str(error))]
         if scheduled is None:
             return []
         try:
@@ -170,7 +170,7 @@ class EngineCore:
                 events += self._advance(track, tokens)
             except Exception as error:
                 logger.exception("request %s failed", track.job.request.request_id)
-                events.append(self._fail(track.job, "internal", type(error).__name__))
+                events.append(self._fail(track.job, type(error).__name__))
         return events
 
     def _advance(self, track: Track, tokens: Sequence[Sampled]) -> list[Event]:
@@ -178,7 +178,7 @@ class EngineCore:
         job = track.job
         error = next((t.error for t in tokens if t.error is not None), None)
         if error is not None:
-            return [self._fail(job, "internal", error)]
+            return [self._fail(job, error)]
         events: list[Event] = []
         if not job.forked:
             assert job.cached_tokens is not None
@@ -230,10 +230,9 @@ class EngineCore:
         """Fail every request of a step that raised: what it wrote is unknown, and not committed."""
         self._store.settle(ran=False)
         jobs = {id(track.job): track.job for track, _ in scheduled.rows}
-        return [self._fail(job, "internal", message) for job in jobs.values()]
+        return [self._fail(job, message) for job in jobs.values()]
 
-    def _fail(self, job: Job, kind: str, message: str) -> Failed:
-        assert kind == "internal"
+    def _fail(self, job: Job, message: str) -> Failed:
         self._jobs.pop(job.request.request_id, None)
         self._close(job)
         return Failed(job.request.request_id, "internal", message)

@@ -290,10 +290,25 @@ class Pool:
         self._enter(block, place)
         self.meta[block, STATE] = ops.TAIL
 
-    def remove_tail(self, block: int) -> None:
-        """Take a tail out of the tree; it is free as soon as no copy reads it any more."""
-        ops.withdraw(self.meta, self.heads, self.table, self.keys, block)
-        ops.drop(self.meta, self.table, self.keys, self.count, block)
+    def drop_covered_tail(self, place: Place) -> int:
+        """Free a tail that the place's tokens go on from; say how many of them are there.
+
+        A tail that a copy still reads is free as soon as that is done.
+        """
+        same = ops.drop_covered_tail(
+            self.tokens,
+            self.meta,
+            self.heads,
+            self.table,
+            self.keys,
+            self.count,
+            place.tokens,
+            place.start,
+            place.stop - place.start,
+            place.parent,
+            place.owner,
+        )
+        return int(same)
 
     def drop(self, blocks: I32) -> int:
         """Take blocks that were cut off the tree out of everything; how many are still held."""

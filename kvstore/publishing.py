@@ -9,8 +9,8 @@ from stemkv.kvstore.ids import BlockKey, SequenceId
 from stemkv.kvstore.keys import PackedKeys, as_bytes
 from stemkv.kvstore.leaders import Leaders
 from stemkv.kvstore.matching import Matcher
-from stemkv.kvstore.ops import FILL, I32, NONE, STATE
-from stemkv.kvstore.pool import Chain, Place, Pool, Tokens
+from stemkv.kvstore.ops import I32
+from stemkv.kvstore.pool import Chain, Place, Pool
 from stemkv.kvstore.sequences import Sequences, SequenceState
 
 
@@ -48,7 +48,7 @@ class Publisher:
             else:
                 block = int(self.sequences.table(state)[i])
                 place = self._place(state, i * size, (i + 1) * size)
-                self._drop_covered_tail(place)
+                self.pool.drop_covered_tail(place)
                 self.pool.publish(block, place, key)
                 stored.append(key)
             state.published += 1
@@ -103,7 +103,7 @@ class Publisher:
         if self.pool.references(block) > 1 or self.copies.awaited(block):
             return
         place = self._place(state, i * size, state.computed)
-        if self._drop_covered_tail(place) < fill:
+        if self.pool.drop_covered_tail(place) < fill:
             self.pool.make_tail(block, place)
 
     def lead(self, state: SequenceState) -> None:
@@ -133,16 +133,3 @@ class Publisher:
         entry[0] = twin
         self.pool.reference(entry.copy())
         self.pool.dereference(own)
-
-    def _drop_covered_tail(self, place: Place) -> int:
-        """Free a tail that the place's tokens go on from; say how many of them are there."""
-        known: Tokens = place.tokens[: place.stop]
-        b, same = self.pool.best_partial(known, place.start, place.parent, place.owner)
-        if b == NONE:
-            return 0
-        row = self.pool.meta[b]
-        goes_on = same < place.stop - place.start
-        if row[STATE] == ops.TAIL and same == row[FILL] and goes_on:
-            self.pool.remove_tail(b)
-            return 0
-        return same
