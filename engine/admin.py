@@ -79,6 +79,8 @@ class Admin:
                 return self._locate(call)
             case DoAudit():
                 return self._audit()
+            case _:
+                return AdminError("unavailable", f"{type(call).__name__} is not there yet")
 
     def _stats(self) -> EngineStats:
         counts = self.store.pool_counts()

@@ -9,9 +9,21 @@ from dataclasses import dataclass, field
 from stemkv.kvstore.flush import FlushKind, FlushReport
 from stemkv.kvstore.ids import FlushId, WorkerId
 from stemkv.kvstore.namespace import Namespace
-from stemkv.kvstore.views import BlockDetail, BlockInfo, BlockPage, Explanation
+from stemkv.kvstore.quotas import Quota
+from stemkv.kvstore.views import (
+    AccountCounts,
+    BlockDetail,
+    BlockInfo,
+    BlockPage,
+    EventPage,
+    Explanation,
+    MissRatioPoint,
+    PinInfo,
+    PublicPrefix,
+)
 
 __all__ = [
+    "AccountCounts",
     "AdminCall",
     "AdminError",
     "AdminReply",
@@ -19,19 +31,32 @@ __all__ = [
     "BlockDetail",
     "BlockInfo",
     "BlockPage",
+    "DeclarePublic",
     "DoAudit",
     "DoExplain",
     "DoFlush",
     "DoLocate",
+    "DoPin",
+    "DoUnpin",
     "EngineStats",
+    "EventPage",
     "Explanation",
     "FlushReport",
     "GetAcknowledgements",
     "GetBlock",
+    "GetEvents",
     "GetStats",
     "ListBlocks",
+    "ListPins",
+    "ListPublic",
     "Location",
+    "MissRatioPoint",
+    "PinInfo",
+    "PublicPrefix",
+    "Quota",
+    "SetQuotas",
     "TenantStats",
+    "WithdrawPublic",
 ]
 
 
@@ -66,6 +91,7 @@ class EngineStats:
 
     free + in_use + cached + stale + quarantined = capacity (rule 10), in blocks. policy_hit_shares:
     what share of prompts' full blocks each policy of eviction would have hit, by a sample.
+    accounts: by name of the tenant or group. miss_ratio_curves: by account, points by factor.
     """
 
     capacity_blocks: int
@@ -87,7 +113,9 @@ class EngineStats:
     directory: str
     directory_current: bool
     tenants: Mapping[str, TenantStats] = field(default_factory=dict)
+    accounts: Mapping[str, AccountCounts] = field(default_factory=dict)
     policy_hit_shares: Mapping[str, float] = field(default_factory=dict)
+    miss_ratio_curves: Mapping[str, tuple[MissRatioPoint, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +210,85 @@ class AdminError:
     field: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SetQuotas:
+    """Put quotas in force, in place of all that were: domain -> quota; reply None.
+
+    An `AdminError` of field "reserve" if reserves and public prefixes are more than the pool.
+    """
+
+    quotas: Mapping[bytes, Quota]
+
+
+@dataclass(frozen=True, slots=True)
+class DeclarePublic:
+    """Let all tenants share a prompt's (int32 bytes) full blocks; reply `PublicPrefix`.
+
+    Its blocks are set aside for it, and kept once they are computed. An `AdminError` of field
+    "prompt" if it is shorter than a block, or if there is no room to set aside.
+    """
+
+    prompt: bytes
+    adapter: str = ""
+    adapter_digest: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawPublic:
+    """Flush a public prefix and share it no more, by the key that `PublicPrefix` has; reply None.
+
+    An `AdminError` of field "key" if there is none. What other declared prefixes need stays.
+    """
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListPublic:
+    """Ask for all public prefixes: a tuple of `PublicPrefix`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoPin:
+    """Keep what is cached of a prompt (int32 bytes) in the cache; reply `PinInfo`.
+
+    seconds: time to live. max_blocks: budget of this pin, from the start of the prompt; None: all.
+    priority: 0 to 1; of pins that must give way the lowest goes first. half_life_seconds: the
+    priority halves in this time, None: never. Nothing of the prompt need be cached: the pin then
+    holds 0 blocks, and is not kept. An `AdminError` names what is wrong, or the budget ("pins").
+    """
+
+    namespace: Namespace
+    prompt: bytes
+    seconds: float
+    max_blocks: int | None = None
+    priority: float = 1.0
+    half_life_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DoUnpin:
+    """End a pin; reply None, or an `AdminError` of field "pin_id"."""
+
+    pin_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListPins:
+    """Ask for all pins: a tuple of `PinInfo`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetEvents:
+    """Ask for an `EventPage`: at most `limit` events of number `start` and above.
+
+    start: `next` of the page before; 0 for the oldest that is kept, -1 for what comes from now on.
+    """
+
+    start: int = -1
+    limit: int = 1000
+
+
 AdminCall = (
     GetStats
     | ListBlocks
@@ -191,6 +298,14 @@ AdminCall = (
     | DoExplain
     | DoLocate
     | DoAudit
+    | SetQuotas
+    | DeclarePublic
+    | WithdrawPublic
+    | ListPublic
+    | DoPin
+    | DoUnpin
+    | ListPins
+    | GetEvents
 )
 AdminReply = (
     EngineStats
@@ -201,6 +316,11 @@ AdminReply = (
     | Explanation
     | Location
     | AuditReport
+    | PublicPrefix
+    | tuple[PublicPrefix, ...]
+    | PinInfo
+    | tuple[PinInfo, ...]
+    | EventPage
     | AdminError
     | None
 )

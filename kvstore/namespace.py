@@ -20,6 +20,7 @@ class Namespace:
     domain: 32 bytes from `domain_of`; equal for all members of one sharing group.
     adapter: name of the LoRA adapter, "" for none; adapter_digest: digest of its weights.
     salt: the client's own subdivision of its domain, "" for none.
+    group: name of the sharing group whose domain it is, "" for the tenant's own; for reports alone.
     """
 
     tenant: str
@@ -27,6 +28,7 @@ class Namespace:
     adapter: str = ""
     adapter_digest: bytes = b""
     salt: str = ""
+    group: str = ""
 
 
 def domain_of(secret: bytes, *, tenant: str, group: str | None = None) -> bytes:

@@ -1,6 +1,7 @@
 """What an operator sees of the store: frozen values without tensors or text."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 StopReason = Literal[
@@ -16,6 +17,11 @@ StopReason = Literal[
     "cold",
     "disabled",
 ]
+
+EventKind = Literal["stored", "removed", "flushed", "adopted", "copied"]
+"""stored: entered the index. removed: evicted, no copy of it is left here. flushed: left by a
+flush. adopted: a prompt took a reference on it. copied: a prompt copied part of it; the key is the
+source's, "" for a tail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +118,100 @@ class Explanation:
     found_token: int | None = None
     evicted_seconds_ago: float | None = None
     evicted_for: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AccountCounts:
+    """What one account (a tenant by itself, a sharing group, the operator) holds, and has lost.
+
+    held: blocks charged to it, in use or cached; in_use, cached (with tails), pinned (cached and
+    kept by pins): blocks of them. reserve, cap, share: its quota in blocks as of now; share is what
+    eviction lets it keep while others want more. weight: as in `Quota`.
+    block_seconds: blocks times the seconds that they were held, since the start.
+    evicted_for: blocks that it lost to eviction, by the account that needed them.
+    """
+
+    held: int
+    in_use: int
+    cached: int
+    pinned: int
+    reserve: int
+    cap: int
+    share: int
+    weight: float
+    block_seconds: float
+    evicted_for: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PinInfo:
+    """A prefix that is kept in the cache.
+
+    blocks and tokens: how much of it is held so. seconds_left: until it ends by itself.
+    priority: as of now; of pins that must give way, because nothing else is left to evict, the
+    lowest goes first.
+    """
+
+    pin_id: int
+    tenant: str
+    adapter: str
+    salt: str
+    blocks: int
+    tokens: int
+    seconds_left: float
+    priority: float
+
+
+@dataclass(frozen=True, slots=True)
+class PublicPrefix:
+    """A prefix that all tenants share.
+
+    key: hex, of its last block; it names the prefix. tokens: whole blocks of it, all that is
+    public. cached_blocks: how many of `blocks` are computed and kept now.
+    """
+
+    key: str
+    adapter: str
+    tokens: int
+    blocks: int
+    cached_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEvent:
+    """One thing that happened to one block.
+
+    number: counts up by one, without a gap, since the store was made. kind: see `EventKind`.
+    key: hex. account: who is charged with the block. seconds: when, by the store's clock.
+    """
+
+    number: int
+    kind: EventKind
+    key: str
+    account: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EventPage:
+    """Events in order. next: what to ask for to go on. missed: how many were lost before `events`.
+
+    missed is more than 0 if the reader was slower than the stream's bound allows.
+    """
+
+    events: tuple[CacheEvent, ...]
+    next: int
+    missed: int
+
+
+@dataclass(frozen=True, slots=True)
+class MissRatioPoint:
+    """What share of an account's looked-up full blocks would hit with another size of cache.
+
+    factor: of the pool, for this account alone. hit_share: 0 to 1. error: half the width of its
+    95 % confidence interval, None while too little was seen to say.
+    """
+
+    factor: float
+    hit_share: float
+    error: float | None
