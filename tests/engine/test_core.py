@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cores import ALICE, BOB, collect, continuation, hash_core, request, run
 from support.cores import make_core as make_core
-from support.recording_directory import RecordingDirectory
 
 from stemkv.engine.config import ConfigError, EngineConfig
 from stemkv.engine.core import EngineCore, build_core
@@ -19,6 +18,7 @@ from stemkv.engine.plan import StepPlan
 from stemkv.kvstore.directory.protocol import DirectoryUnavailable, WorkerHolding
 from stemkv.kvstore.flush import Flush, FlushKind
 from stemkv.kvstore.ids import BlockKey, FlushId, WorkerId
+from stemkv.kvstore.properties.recording_directory import RecordingDirectory
 
 VOCAB = 260
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.audit_scene import make_scene
-from support.eviction_model import POLICIES
-from support.recording_directory import RecordingDirectory
 from support.stores import SECRET, Clock, make_store
 
 from stemkv.kvstore.audit import audit, is_clean
 from stemkv.kvstore.config import StoreConfig
+from stemkv.kvstore.properties.eviction_model import POLICIES
+from stemkv.kvstore.properties.recording_directory import RecordingDirectory
 from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.violations import violations_of
 

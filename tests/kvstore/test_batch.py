@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.snapshot import snapshot
 
 from stemkv.kvstore.audit import audit
 from stemkv.kvstore.config import StoreConfig
@@ -14,6 +13,7 @@ from stemkv.kvstore.directory.null import NullDirectory
 from stemkv.kvstore.ids import SequenceId
 from stemkv.kvstore.keys import Digest
 from stemkv.kvstore.namespace import Namespace
+from stemkv.kvstore.properties.snapshot import snapshot
 from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.values import Admission, Shortage
 

@@ -1,12 +1,12 @@
 """Forks and copy-on-write: rule 5, and who answers for a copy that has not run."""
 
 import pytest
-from support.snapshot import snapshot
 from support.stores import ANN, BOB, cache, flush_of, grow, hit, make_store, open_, run, tokens
 
 from stemkv.kvstore.audit import audit
 from stemkv.kvstore.flush import FlushKind
 from stemkv.kvstore.ids import SequenceId
+from stemkv.kvstore.properties.snapshot import snapshot
 from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.values import Admission, Shortage
 

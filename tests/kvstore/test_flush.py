@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from support.recording_directory import RecordingDirectory
 from support.stores import (
     ANN,
     BOB,
@@ -23,6 +22,7 @@ from support.stores import (
 from stemkv.kvstore.audit import audit
 from stemkv.kvstore.flush import FlushKind
 from stemkv.kvstore.namespace import Namespace
+from stemkv.kvstore.properties.recording_directory import RecordingDirectory
 from stemkv.kvstore.store import BlockStore
 
 SALTED = replace(ANN, salt="s")

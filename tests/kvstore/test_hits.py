@@ -3,8 +3,6 @@
 from functools import partial
 
 import pytest
-from support.snapshot import snapshot
-from support.store_draws import narrow
 from support.stores import (
     ANN,
     BOB,
@@ -23,6 +21,8 @@ from support.stores import (
 
 from stemkv.kvstore.audit import audit
 from stemkv.kvstore.flush import FlushKind
+from stemkv.kvstore.properties.draws import narrow
+from stemkv.kvstore.properties.snapshot import snapshot
 from stemkv.kvstore.values import Admission, Following
 
 

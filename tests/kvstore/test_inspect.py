@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from support.snapshot import snapshot
 from support.stores import ANN, BOB, cache, flush_of, make_store, open_, run, tokens
 
 from stemkv.kvstore.flush import FlushKind
 from stemkv.kvstore.inspect import get_block, list_blocks
+from stemkv.kvstore.properties.snapshot import snapshot
 from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.views import BlockInfo
 

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from support.snapshot import snapshot
 from support.stores import ANN, BOB, cache, flush_of, hit, make_store, open_, tokens
 
 from stemkv.kvstore.audit import audit
 from stemkv.kvstore.flush import FlushKind
+from stemkv.kvstore.properties.snapshot import snapshot
 
 
 def test_thousands_of_salts_do_not_pile_up() -> None:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.recording_directory import RecordingDirectory
 from support.stores import ANN, Clock, cache, flush_of, hit, make_store, open_, run
 
 from stemkv.kvstore.audit import audit
@@ -15,6 +14,7 @@ from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.eviction import ScoredOrder
 from stemkv.kvstore.flush import FlushKind
 from stemkv.kvstore.ops import PUBLISHED, STATE
+from stemkv.kvstore.properties.recording_directory import RecordingDirectory
 from stemkv.kvstore.shadows import Shadows
 from stemkv.kvstore.store import BlockStore
 from stemkv.policies.eviction import EVICTION, EvictionPolicy

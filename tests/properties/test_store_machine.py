@@ -7,7 +7,8 @@ A failure prints the calls that lead to it and a `@reproduce_failure` line: put 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
-from support.store_machine import StoreMachine
+
+from stemkv.kvstore.properties.machine import StoreMachine
 
 QUICK = settings(
     max_examples=150,

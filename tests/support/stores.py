@@ -12,9 +12,9 @@ from stemkv.kvstore.ids import FlushId, SequenceId
 from stemkv.kvstore.keys import Digest
 from stemkv.kvstore.namespace import Namespace, domain_of
 from stemkv.kvstore.pool import Tokens
+from stemkv.kvstore.properties.recording_directory import RecordingDirectory
 from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.values import Admission
-from support.recording_directory import RecordingDirectory
 
 SECRET = b"a secret of tests"
 GROUP = domain_of(SECRET, tenant="", group="g")

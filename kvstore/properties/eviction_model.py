@@ -13,11 +13,11 @@ from stemkv.policies.eviction.lrfu import lrfu
 from stemkv.policies.eviction.protocol import AGAIN, FIRST, Row, Scored
 
 
-@numba.njit
+@numba.njit  # type: ignore[untyped-decorator]
 def _erratic(row: Row, event: int, now: float) -> float:
     """Score a block as no sane policy would: up and down, with ties, children above parents."""
     row[1] += 1.0
-    return (now * 3.0 + row[1] * 2.0) % 5.0 - event
+    return float((now * 3.0 + row[1] * 2.0) % 5.0 - event)
 
 
 POLICIES: Mapping[str, Scored | Adaptive] = {

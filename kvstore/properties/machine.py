@@ -6,7 +6,7 @@ wrong content.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
@@ -21,13 +21,7 @@ from stemkv.kvstore.flush import Flush, FlushKind
 from stemkv.kvstore.ids import FlushId, SequenceId
 from stemkv.kvstore.inspect import list_blocks
 from stemkv.kvstore.namespace import Namespace
-from stemkv.kvstore.store import BlockStore
-from stemkv.kvstore.values import Admission, Following, Shortage
-from stemkv.kvstore.violations import violations_of
-from support.eviction_model import POLICIES, model_of
-from support.recording_directory import RecordingDirectory
-from support.snapshot import snapshot
-from support.store_draws import (
+from stemkv.kvstore.properties.draws import (
     ACTIONS,
     LONG,
     MAX_TOKENS,
@@ -37,7 +31,16 @@ from support.store_draws import (
     narrow,
     wide,
 )
-from support.store_model import Block, Match, RootName, StoreModel, Tokens, path_of
+from stemkv.kvstore.properties.eviction_model import POLICIES, model_of
+from stemkv.kvstore.properties.model import Block, Match, RootName, StoreModel, Tokens, path_of
+from stemkv.kvstore.properties.recording_directory import RecordingDirectory
+from stemkv.kvstore.properties.snapshot import snapshot
+from stemkv.kvstore.store import BlockStore
+from stemkv.kvstore.values import Admission, Copy, Following, Shortage
+from stemkv.kvstore.violations import violations_of
+
+Executed = tuple[Block, Block, int]
+"""A copy in the model's terms: source, destination, tokens."""
 
 
 @cache
@@ -103,7 +106,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def key_of(self, root: RootName, above: bytes | None, tokens: Tokens) -> bytes:
         """Hash a block as the store does; the root must be of the present generation."""
-        (domain, adapter, adapter_digest, salt), *_ = root  # type: ignore[misc]
+        (domain, adapter, adapter_digest, salt), _ = root
         if above is None:
             namespace = Namespace("", domain, adapter, adapter_digest, salt)
             above = self.store.roots.key_of(namespace)
@@ -294,7 +297,8 @@ class StoreMachine(RuleBasedStateMachine):
         assert {(int(c.source), int(c.destination), c.tokens) for c in copies} == {
             (self.number[a], self.number[b], n) for a, b, n in executed
         }
-        executed.sort(key=lambda c: [x.destination for x in copies].index(self.number[c[1]]))
+        order = [int(copy.destination) for copy in copies]
+        executed.sort(key=lambda c: order.index(self.number[c[1]]))
         plan = {}
         for share, (number, s) in zip(shares, sorted(self.model.sequences.items()), strict=False):
             stop = s.computed + -(-(s.reserved - s.computed) * share // 3)
@@ -305,7 +309,9 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             self._run_to_the_end(copies, executed, plan)
 
-    def _run_to_the_end(self, copies, executed, plan: dict[SequenceId, int]) -> None:
+    def _run_to_the_end(
+        self, copies: Sequence[Copy], executed: list[Executed], plan: dict[SequenceId, int]
+    ) -> None:
         destinations = {c.destination for c in copies}
         assert len(destinations) == len(copies)
         assert destinations.isdisjoint(c.source for c in copies)
@@ -335,7 +341,9 @@ class StoreMachine(RuleBasedStateMachine):
             assert slot == self.number[block] * size + position % size
             self.kv[slot // size, slot % size] = value_of(s.root, s.tokens[: position + 1])
 
-    def _fail(self, copies, executed, plan: dict[SequenceId, int]) -> None:
+    def _fail(
+        self, copies: Sequence[Copy], executed: list[Executed], plan: dict[SequenceId, int]
+    ) -> None:
         """Leave rubbish in all that the step was to write, then release who was in it."""
         for _, destination, _ in copies:
             self.kv[destination] = -2
@@ -353,7 +361,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- the world outside ---
 
-    def do_cut_off(self, draw: Draw) -> None:
+    def do_cut_off(self, _: Draw) -> None:
         """Lose touch with the directory."""
         self.directory.current = self.model.current = False
 

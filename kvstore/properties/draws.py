@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from stemkv.kvstore.flush import FlushKind
 from stemkv.kvstore.namespace import Namespace, domain_of
-from support.store_model import Tokens
+from stemkv.kvstore.properties.model import Tokens
 
 SECRET = b"0123456789abcdef"
 MAX_TOKENS = 26

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.flush import Flush, FlushKind
 from stemkv.kvstore.namespace import Namespace
-from support.eviction_model import EvictionModel
+from stemkv.kvstore.properties.eviction_model import EvictionModel
 
 Tokens = tuple[int, ...]
-RootName = tuple[object, ...]
-"""A namespace without its tenant, with how often each scope that concerns it was flushed."""
+RootName = tuple[tuple[bytes, str, bytes, str], tuple[int, ...]]
+"""A namespace without its tenant, and how often each scope that concerns it was flushed."""
 
 
 @dataclass(eq=False)
@@ -100,11 +100,15 @@ class StoreModel:
 
     def root_of(self, ns: Namespace) -> RootName:
         """Name the root of a namespace in its present generation."""
-        scopes = [("all",), ("tenant", ns.domain), ("adapter", ns.adapter)]
+        scopes: list[tuple[object, ...]] = [
+            ("all",),
+            ("tenant", ns.domain),
+            ("adapter", ns.adapter),
+        ]
         scopes.append(("salt", ns.domain, ns.salt))
         return (
             (ns.domain, ns.adapter, ns.adapter_digest, ns.salt),
-            *(self.flushes.get(scope, 0) for scope in scopes),
+            tuple(self.flushes.get(scope, 0) for scope in scopes),
         )
 
     def children(self, parent: "Block | RootName | None") -> list[Block]:
@@ -213,10 +217,11 @@ class StoreModel:
 
     def next_victim(self) -> Block:
         """Return who goes next: tails by age, then leaves by score, or all by age."""
-        if self.tails or self.eviction is None:
+        eviction = self.eviction
+        if self.tails or eviction is None:
             return (self.tails or self.cached)[0]
         leaves = [b for b in self.cached if not self.children(b)]
-        return min(leaves, key=lambda b: self.eviction.rank(b.key))
+        return min(leaves, key=lambda b: eviction.rank(b.key))
 
     def tidy(self) -> None:
         """Evict until so many blocks are free as the store is to keep free."""
@@ -438,7 +443,7 @@ class StoreModel:
         return self._drop(lambda root, _: not self._alive(root))
 
     def _alive(self, root: RootName) -> bool:
-        (domain, adapter, digest, salt), *_ = root  # type: ignore[misc]
+        (domain, adapter, digest, salt), _ = root
         return root == self.root_of(Namespace("", domain, adapter, digest, salt))
 
     def _flush_prefix(self, flush: Flush) -> list[Block]:
