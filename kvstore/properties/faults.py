@@ -1,0 +1,329 @@
+"""Faults to plant into a store, each with the words in which an audit must tell of it."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from stemkv.kvstore import ops
+from stemkv.kvstore.ids import BlockId
+from stemkv.kvstore.properties.scene import ANN, CAPACITY_BLOCKS, Scene, open_sequence
+
+Plant = Callable[[Scene], None]
+
+
+def _set_meta(block: str, column: int, value: int) -> Plant:
+    """Set one number of one row."""
+    return _change_meta(block, column, lambda _: value)
+
+
+def _change_meta(block: str, column: int, value: Callable[[int], int]) -> Plant:
+    """Change one number of one row."""
+
+    def corrupt(scene: Scene) -> None:
+        b = {
+            "cached": scene.cached[1],
+            "parent": scene.cached[0],
+            "tail": scene.cached[2],
+            "sibling": scene.sibling,
+            "private": scene.private,
+            "free": int(scene.store.pool.meta[CAPACITY_BLOCKS + ops.FREE_LIST, ops.NEXT]),
+        }[block]
+        row = scene.store.pool.meta[b]
+        row[column] = value(int(row[column]))
+
+    return corrupt
+
+
+def _swap_order(scene: Scene) -> None:
+    """Move a parent to the oldest end of the cached list."""
+    pool = scene.store.pool
+    leaf = open_sequence(scene.store, range(4), ANN)
+    scene.store.release(scene.sequence)
+    scene.store.release(leaf)
+    b = scene.cached[0]
+    ops.unlink(pool.meta, pool.count, ops.CACHED_LIST, b)
+    head = CAPACITY_BLOCKS + ops.CACHED_LIST
+    after = int(pool.meta[head, ops.NEXT])
+    pool.meta[head, ops.NEXT] = pool.meta[after, ops.PREV] = b
+    pool.meta[b, ops.PREV], pool.meta[b, ops.NEXT] = head, after
+    pool.count[ops.CACHED_LIST] += 1
+
+
+def _shelve_tail(scene: Scene) -> None:
+    """Move a tail to the list of published blocks."""
+    pool = scene.store.pool
+    ops.unlink(pool.meta, pool.count, ops.TAIL_LIST, scene.cached[2])
+    ops.link_newest(pool.meta, pool.count, ops.CACHED_LIST, scene.cached[2])
+
+
+def _make_twin(scene: Scene) -> None:
+    """Publish a second block with the content of a cached one."""
+    pool = scene.store.pool
+    twin, original = scene.private, scene.cached[1]
+    pool.tokens[twin] = pool.tokens[original]
+    pool.keys[twin] = (1, 2)
+    root, owner = (int(pool.meta[original, c]) for c in (ops.ROOT, ops.OWNER))
+    ops.enter(pool.meta, pool.heads, twin, 4, scene.cached[0], root, owner)
+    pool.meta[twin, ops.STATE] = ops.PUBLISHED
+    ops.insert_key(pool.table, pool.keys, twin)
+
+
+def _set_state(name: str, value: int, who: str = "sequence") -> Plant:
+    """Set one number of a sequence."""
+
+    def corrupt(scene: Scene) -> None:
+        setattr(scene.store.sequences[getattr(scene, who)], name, value)
+
+    return corrupt
+
+
+def _put_in_table(index: int, block: Callable[[Scene], int]) -> Plant:
+    """Put another block into a sequence's table, and let the counts agree."""
+
+    def corrupt(scene: Scene) -> None:
+        pool = scene.store.pool
+        table = scene.store.table_of(scene.sequence)
+        pool.meta[table[index], ops.REF] -= 1
+        table[index] = block(scene)
+        pool.meta[table[index], ops.REF] += 1
+
+    return corrupt
+
+
+def _hold_twice(scene: Scene) -> None:
+    """Let a sequence that publishes nothing hold its first block twice, its second not at all."""
+    pool = scene.store.pool
+    scene.store.sequences[scene.sequence].writes = False
+    _put_in_table(1, lambda s: s.cached[0])(scene)
+    ops.park(pool.meta, pool.count, scene.sibling)
+
+
+def _hold_child_alone(scene: Scene) -> None:
+    """Let a sequence that publishes nothing hold a block of its own instead of its first one."""
+    pool = scene.store.pool
+    scene.store.sequences[scene.sequence].writes = False
+    own = int(pool.meta[CAPACITY_BLOCKS + ops.FREE_LIST, ops.NEXT])
+    ops.unlink(pool.meta, pool.count, ops.FREE_LIST, own)
+    pool.meta[own, ops.STATE] = ops.PRIVATE
+    _put_in_table(0, lambda _: own)(scene)
+    ops.park(pool.meta, pool.count, scene.cached[0])
+
+
+def _drop_from_index(scene: Scene) -> None:
+    """Take a published block out of the index alone."""
+    pool = scene.store.pool
+    ops.delete_key(pool.table, pool.keys, scene.cached[1])
+
+
+def _hide_in_index(scene: Scene) -> None:
+    """Move an entry of the index to where it is not looked for."""
+    table = scene.store.pool.table
+    slot = int(((table >= 0) & (table & 0xFFFFFFFF == scene.cached[1])).argmax())
+    free = (table == ops.NONE) & (np.roll(table, 1) == ops.NONE)
+    entry, table[slot] = table[slot], ops.NONE
+    table[int(free.argmax())] = entry
+
+
+def _change_tokens(scene: Scene) -> None:
+    """Change what a cached block is said to hold."""
+    scene.store.pool.tokens[scene.cached[1], 2] += 1
+
+
+def _change_history(scene: Scene) -> None:
+    """Change a token of a sequence whose block is published."""
+    scene.store.tokens_of(scene.sequence)[5] += 1
+
+
+def _count_more_sequences(scene: Scene) -> None:
+    """Count a sequence too many on a root."""
+    scene.store.sequences[scene.sequence].root.sequences += 1
+
+
+def _lose_sequence(scene: Scene) -> None:
+    """Forget an open sequence, its leadership not."""
+    del scene.store._open.by_number[scene.leader]
+
+
+def _kill_root(scene: Scene) -> None:
+    """Take a root away from under its blocks."""
+    root = scene.store.sequences[scene.sequence].root
+    del scene.store.roots._by_identity[root.identity]
+
+
+def _share_while_writing(scene: Scene) -> None:
+    """Fork a sequence, and let both write to the shared block."""
+    store = scene.store
+    child = store.fork(scene.sequence)
+    assert isinstance(child, int)
+    for sequence in (scene.sequence, child):
+        store.extend(sequence, 1)
+        store.sequences[sequence].reserved += 1
+
+
+def _publish_ahead(scene: Scene) -> None:
+    """Say of a sequence that it has still to write what is published."""
+    state = scene.store.sequences[scene.sequence]
+    state.published, state.computed = 1, 5
+
+
+def _redirect_copy(scene: Scene) -> None:
+    """Let a planned copy go to a block that is published."""
+    planned = scene.store.copies._planned
+    copy = next(iter(planned.values()))
+    planned.clear()
+    planned[copy.destination] = copy._replace(destination=BlockId(scene.cached[1]))
+
+
+def _chain_copies(scene: Scene) -> None:
+    """Plan a copy from a block that is itself waiting for one."""
+    planned = scene.store.copies._planned
+    copy = next(iter(planned.values()))
+    third = BlockId(scene.private)
+    planned[third] = copy._replace(source=copy.destination, destination=third)
+
+
+def _stretch_copy(scene: Scene) -> None:
+    """Let a planned copy be longer than a block."""
+    planned = scene.store.copies._planned
+    copy = next(iter(planned.values()))
+    planned[copy.destination] = copy._replace(tokens=5)
+
+
+def _throw_copy(scene: Scene) -> None:
+    """Let a planned copy go to a block that there is not."""
+    planned = scene.store.copies._planned
+    copy = next(iter(planned.values()))
+    planned[copy.destination] = copy._replace(destination=BlockId(99))
+
+
+def _corrupt_end(scene: Scene) -> None:
+    """Let a list's sentinel name another as its last block."""
+    scene.store.pool.meta[CAPACITY_BLOCKS + ops.CACHED_LIST, ops.PREV] = scene.private
+
+
+def _corrupt_head(scene: Scene) -> None:
+    """Let a root's first child be no block."""
+    scene.store.pool.heads[scene.store.sequences[scene.sequence].root.index] = 99
+
+
+def _adopt_child(scene: Scene) -> None:
+    """Let a block without children claim one of another, which is listed before it."""
+    scene.store.pool.meta[scene.cached[1], ops.FIRST_CHILD] = scene.sibling
+
+
+def _set_row(column: int, value: int) -> Plant:
+    """Set one number of a sequence's row that has no name outside."""
+
+    def corrupt(scene: Scene) -> None:
+        scene.store.sequence_arrays.rows[scene.sequence, column] = value
+
+    return corrupt
+
+
+def _lose_block(scene: Scene) -> None:
+    """Put a number that is no block into a sequence's table."""
+    scene.store.table_of(scene.sequence)[1] = 99
+
+
+def _mislead(scene: Scene) -> None:
+    """Let a leader promise another block than its next."""
+    scene.store.leaders.stop(scene.leader)
+    scene.store.leaders.start(scene.leader, (scene.cached[0], b"1234"))
+
+
+def _loop_list(scene: Scene) -> None:
+    """Let the free list bite its tail."""
+    meta = scene.store.pool.meta
+    first = int(meta[CAPACITY_BLOCKS + ops.FREE_LIST, ops.NEXT])
+    meta[int(meta[first, ops.NEXT]), ops.NEXT] = first
+
+
+def _loop_siblings(scene: Scene) -> None:
+    """Let the last of a block's children be its own next sibling."""
+    meta = scene.store.pool.meta
+    last = int(meta[scene.cached[0], ops.FIRST_CHILD])
+    while meta[last, ops.NEXT_SIBLING] >= 0:
+        last = int(meta[last, ops.NEXT_SIBLING])
+    meta[last, ops.NEXT_SIBLING] = last
+    meta[last, ops.PREV_SIBLING] = last
+
+
+FAULTS: Mapping[str, tuple[Plant, str]] = {
+    "reference too many": (
+        _change_meta("private", ops.REF, lambda n: n + 1),
+        "2 references counted",
+    ),
+    "reference too few": (
+        _change_meta("private", ops.REF, lambda n: n - 1),
+        "0 references counted",
+    ),
+    "pin too many": (_change_meta("cached", ops.PIN, lambda n: n + 1), "1 pins counted"),
+    "free in use": (_change_meta("free", ops.REF, lambda n: n + 1), "1 references counted, 0 held"),
+    "list link": (_set_meta("cached", ops.PREV, 3), "links of"),
+    "list to nowhere": (_set_meta("cached", ops.NEXT, 99), "99 is no block"),
+    "list cut short": (_set_meta("free", ops.NEXT, 24), "(rule 10)"),
+    "list's end": (_corrupt_end, "its end disagree"),
+    "list into another": (_set_meta("free", ops.NEXT, 25), "(rule 10)"),
+    "list to no number": (_set_meta("cached", ops.NEXT, -1), "is no block"),
+    "state on list": (_set_meta("cached", ops.STATE, ops.FREE), "on the cached list"),
+    "tail among the published": (_shelve_tail, "in state 3 is on the cached list"),
+    "state of a held block": (_set_meta("private", ops.STATE, 9), "which is none"),
+    "private as published": (
+        _set_meta("private", ops.STATE, ops.PUBLISHED),
+        "holds 0 tokens",
+    ),
+    "published with a hole": (_set_meta("cached", ops.FILL, 3), "holds 3 tokens"),
+    "empty tail": (_set_meta("tail", ops.FILL, 0), "holds 0 tokens"),
+    "owner": (_set_meta("cached", ops.OWNER, 9), "who is nobody"),
+    "root": (_set_meta("cached", ops.ROOT, 9), "not alive"),
+    "other root": (_change_meta("cached", ops.ROOT, lambda n: 1 - n), "its parent on"),
+    "root is gone": (_kill_root, "not alive"),
+    "parent": (_set_meta("cached", ops.PARENT, -2), "disagree"),
+    "no parent": (_set_meta("cached", ops.PARENT, ops.NONE), "not of the tree"),
+    "sibling": (_set_meta("sibling", ops.NEXT_SIBLING, ops.NONE), "0 times in the tree"),
+    "sibling back": (_set_meta("cached", ops.PREV_SIBLING, ops.NONE), "disagree"),
+    "child": (_set_meta("parent", ops.FIRST_CHILD, ops.NONE), "0 times in the tree"),
+    "child of another": (_adopt_child, "disagree"),
+    "head of a root": (_corrupt_head, "disagree"),
+    "parent that is none": (_set_meta("cached", ops.PARENT, 24), "not of the tree"),
+    "child that is none": (_set_meta("parent", ops.FIRST_CHILD, 99), "not of the tree"),
+    "order of eviction": (_swap_order, "evicted after its parent"),
+    "not in the index": (_drop_from_index, "not the same set"),
+    "lost in the index": (_hide_in_index, "not found under its own key"),
+    "content": (_change_tokens, "not the hash of its content"),
+    "twin": (_make_twin, "are twins"),
+    "history": (_change_history, "holds other tokens"),
+    "published too far": (_set_state("published", 3), "out of order"),
+    "computed too far": (_set_state("computed", 11), "out of order"),
+    "reserved too far": (_set_state("reserved", 11), "out of order"),
+    "reserved too little": (_set_state("reserved", 9), "out of order"),
+    "longer than may be": (_set_state("length", 65), "out of order"),
+    "published less than none": (_set_state("published", -1), "out of order"),
+    "blocks beyond the table": (_set_state("blocks", 17), "17 blocks for 10 positions"),
+    "blocks less than none": (_set_state("blocks", -1), "-1 blocks for 10 positions"),
+    "root in the row": (_set_row(ops.ROOT_INDEX, 7), "root 7 or owner 0"),
+    "owner in the row": (_set_state("owner", 9), "owner 9 is not its own"),
+    "no block in the table": (_lose_block, "99 in its table is no block"),
+    "too few blocks": (_set_state("blocks", 2), "2 blocks for 10 positions"),
+    "another's block": (_put_in_table(1, lambda s: s.cached[0]), "stands twice"),
+    "a block twice": (_hold_twice, "stands twice"),
+    "a child in use, its parent not": (_hold_child_alone, "evicted after its parent"),
+    "a stranger's block": (
+        _put_in_table(1, lambda s: int(s.store.table_of(s.leader)[1])),
+        "not its published chain",
+    ),
+    "writes to shared": (_share_while_writing, "write to shared block"),
+    "writes to published": (_publish_ahead, "write to published block"),
+    "sequence lost": (_lose_sequence, "not all sequences"),
+    "leader lost": (_lose_sequence, "said to lead"),
+    "leader silent": (_set_state("writes", False, "leader"), "does not publish next"),
+    "leader misleads": (_mislead, "does not publish next"),
+    "root's count": (_count_more_sequences, "sequences counted"),
+    "copy to a published block": (_redirect_copy, "not a sequence's own"),
+    "copy of a copy": (_chain_copies, "part of another"),
+    "copy to nowhere": (_throw_copy, "99, which is no block"),
+    "copy too long": (_stretch_copy, "5 tokens"),
+    "list in a ring": (_loop_list, "free list and on the free list"),
+    "siblings in a ring": (_loop_siblings, "disagree"),
+}
+"""Name -> what plants it into a scene, and words that one of the violations must have."""
