@@ -1,7 +1,9 @@
 """`stemkv tenant`: who may ask, and with which keys. Works while the service runs, or before."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -13,12 +15,23 @@ from stemkv.engine.cli_tables import rows, show
 from stemkv.engine.config import ConfigError
 from stemkv.engine.state import StateFolder
 from stemkv.engine.tenants import Tenant, TenantStore, UnknownTenantError
+from stemkv.engine.tenants_quota import percent, read_quota, written
+from stemkv.kvstore.quotas import Quota
 
 app = typer.Typer(no_args_is_help=True, help="Add, list and remove tenants and their keys.")
 keys_app = typer.Typer(no_args_is_help=True, help="Add, list and revoke a tenant's keys.")
 app.add_typer(keys_app, name="key")
 
 Name = Annotated[str, typer.Argument(help="Name of the tenant.")]
+Group = Annotated[str | None, typer.Option(help="Tenants of one group share cached prefixes.")]
+Reserve = Annotated[
+    str | None, typer.Option(help="Share of the pool that is always its own (10%, 0.1).")
+]
+Cap = Annotated[str | None, typer.Option(help="Share of the pool that it never exceeds.")]
+Weight = Annotated[
+    str | None, typer.Option(help="Of the rest of the pool, as a ratio to other tenants' (2).")
+]
+Pins = Annotated[str | None, typer.Option(help="Share of the pool that may be pinned for it.")]
 
 
 @contextmanager
@@ -35,41 +48,104 @@ def _store(state_dir: Path | None, redis_url: str | None, deployment: str) -> It
 @app.command()
 def add(
     name: Name,
-    group: Annotated[
-        str | None, typer.Option(help="Tenants of one group share cached prefixes.")
-    ] = None,
+    group: Group = None,
     disabled: Annotated[bool, typer.Option("--disabled", help="Refuse its requests.")] = False,
+    reserve: Reserve = None,
+    cap: Cap = None,
+    weight: Weight = None,
+    pins: Pins = None,
     state_dir: StateDir = None,
     redis_url: RedisUrl = None,
     deployment: Deployment = "default",
 ) -> None:
-    """Add a tenant and print its first key; one that is there gets the group and state told here.
+    """Add a tenant and print its first key; one that is there becomes as told here.
 
-    Without --group it is in none, without --disabled it is enabled.
+    Without --group it is in none, without --disabled it is enabled, and it has no quota but what
+    is told. `stemkv tenant set` changes a part.
     """
+    quota = _quota(Quota(), reserve, cap, weight, pins)
     with _store(state_dir, redis_url, deployment) as store:
         known = any(tenant.name == name for tenant in store.tenants())
-        store.put_tenant(Tenant(name=name, group=group, enabled=not disabled))
+        tenant = Tenant(name=name, group=group, enabled=not disabled, quota=quota)
+        store.put_tenant(tenant)
         if known:
-            state = "disabled" if disabled else "enabled"
-            shared = f"group {group}" if group else "no group"
-            typer.echo(f"changed tenant {name}: {shared}, {state}; its keys stay")
+            typer.echo(_changed(tenant))
         else:
             typer.echo(f"added tenant {name}; its key, shown this once:", err=True)
             typer.echo(store.add_key(name))
 
 
+@app.command("set")
+def change(
+    name: Name,
+    group: Group = None,
+    no_group: Annotated[bool, typer.Option("--no-group", help="Take it out of its group.")] = False,
+    enabled: Annotated[
+        bool | None, typer.Option("--enabled/--disabled", help="Take or refuse its requests.")
+    ] = None,
+    reserve: Reserve = None,
+    cap: Cap = None,
+    weight: Weight = None,
+    pins: Pins = None,
+    state_dir: StateDir = None,
+    redis_url: RedisUrl = None,
+    deployment: Deployment = "default",
+) -> None:
+    """Change what is told of a tenant, and leave the rest. Quotas are in force seconds later."""
+    if group is not None and no_group:
+        raise ConfigError(f"group: {group!r} and --no-group exclude each other; give one")
+    with _store(state_dir, redis_url, deployment) as store:
+        found = next((tenant for tenant in store.tenants() if tenant.name == name), None)
+        if found is None:
+            raise UnknownTenantError(name)
+        tenant = replace(
+            found,
+            group=None if no_group else group or found.group,
+            enabled=found.enabled if enabled is None else enabled,
+            quota=_quota(found.quota, reserve, cap, weight, pins),
+        )
+        store.put_tenant(tenant)
+    typer.echo(_changed(tenant))
+
+
 @app.command("list")
 def list_tenants(
-    state_dir: StateDir = None, redis_url: RedisUrl = None, deployment: Deployment = "default"
+    state_dir: StateDir = None,
+    redis_url: RedisUrl = None,
+    deployment: Deployment = "default",
+    raw: Annotated[bool, typer.Option("--json", help="Print JSON, shares from 0 to 1.")] = False,
 ) -> None:
-    """List tenants."""
-    lines = []
+    """List tenants with their quotas."""
     with _store(state_dir, redis_url, deployment) as store:
-        for tenant in store.tenants():
-            state = "enabled" if tenant.enabled else "disabled"
-            lines.append((tenant.name, tenant.group, state, len(store.keys(tenant.name))))
-    show(rows(["tenant", "group", "state", "keys"], lines))
+        found = [(tenant, len(store.keys(tenant.name))) for tenant in store.tenants()]
+    if raw:
+        typer.echo(json.dumps([asdict(each) | {"keys": keys} for each, keys in found], indent=1))
+        return
+    lines = []
+    for tenant, keys in found:
+        state = "enabled" if tenant.enabled else "disabled"
+        lines.append((tenant.name, tenant.group, state, keys, *written(tenant.quota).values()))
+    show(rows(["tenant", "group", "state", "keys", *written(Quota())], lines))
+    reserved = sum(tenant.quota.reserve for tenant, _ in found if tenant.enabled)
+    if reserved:
+        typer.echo(f"reserved in all: {percent(reserved)} of the pool")
+
+
+def _quota(
+    base: Quota, reserve: str | None, cap: str | None, weight: str | None, pins: str | None
+) -> Quota:
+    told = {"reserve": reserve, "cap": cap, "weight": weight, "pins": pins}
+    return read_quota({name: text for name, text in told.items() if text is not None}, base)
+
+
+def _changed(tenant: Tenant) -> str:
+    state = "enabled" if tenant.enabled else "disabled"
+    shared = f"group {tenant.group}" if tenant.group else "no group"
+    usual = written(Quota())
+    quota = "".join(
+        f", {name} {text}" for name, text in written(tenant.quota).items() if text != usual[name]
+    )
+    return f"changed tenant {tenant.name}: {shared}, {state}{quota}; its keys stay"
 
 
 @app.command()

@@ -4,18 +4,21 @@ A key is random and long, so its plain SHA-256 is kept: there is nothing to gues
 """
 
 import hashlib
-import re
 import secrets
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from stemkv.engine.config import ConfigError
+from stemkv.engine.public_prefixes import NAME, NAME_RULE, DeclaredPrefix
+from stemkv.engine.tenants_quota import percent
+from stemkv.kvstore.quotas import Quota
 
 KEY_PREFIX = "sk-stem-"
 DIGEST_BYTES = 32
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_NAME_RULE = "1 to 64 letters, digits, dots, dashes and underscores, a letter or digit first"
+# Sums of shares such as three times 0.1 and 0.7 come out a little above 1.
+_SHARE_ERROR = 1e-9
 
 
 class TenantStoreError(Exception):
@@ -36,23 +39,41 @@ class KeyTakenError(ValueError):
         super().__init__(f"the key already belongs to tenant {owner!r}")
 
 
+class OverReservedError(ConfigError):
+    """The enabled tenants' reserves would be more than the pool, and more than they were.
+
+    put: the tenants that were to be put. others: what all others reserve together.
+    """
+
+    def __init__(self, put: Sequence["Tenant"], others: float) -> None:
+        asked = [tenant for tenant in put if tenant.enabled and tenant.quota.reserve]
+        wanted = ", ".join(f"{percent(t.quota.reserve)} for {t.name!r}" for t in asked)
+        total = others + sum(tenant.quota.reserve for tenant in asked)
+        super().__init__(
+            f"reserve: {wanted} on top of the {percent(others)} that others reserve are"
+            f" {percent(total)} of the pool; at most 100% can be reserved"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Tenant:
     """Who may ask. group: tenants of one group share cached prefixes; None shares with nobody.
 
+    quota: what it may hold of the pool; a group has what its enabled members have together.
     Raises ConfigError on names that are empty, too long or of other characters.
     """
 
     name: str
     group: str | None = None
     enabled: bool = True
+    quota: Quota = field(default_factory=Quota)
 
     def __post_init__(self) -> None:
         """Refuse names that would not print or not fit a path."""
-        if not _NAME.fullmatch(self.name):
-            raise ConfigError(f"tenant: {self.name!r} is not a name ({_NAME_RULE})")
-        if self.group is not None and not _NAME.fullmatch(self.group):
-            raise ConfigError(f"group: {self.group!r} is not a name ({_NAME_RULE})")
+        if not NAME.fullmatch(self.name):
+            raise ConfigError(f"tenant: {self.name!r} is not a name ({NAME_RULE})")
+        if self.group is not None and not NAME.fullmatch(self.group):
+            raise ConfigError(f"group: {self.group!r} is not a name ({NAME_RULE})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +104,17 @@ class TenantStore(Protocol):
         ...
 
     def put_tenant(self, tenant: Tenant) -> None:
-        """Add a tenant, or change one of the same name; its keys stay."""
+        """Add a tenant, or change one of the same name; its keys stay.
+
+        Raises OverReservedError.
+        """
+        ...
+
+    def put_tenants(self, tenants: Sequence[Tenant]) -> None:
+        """Add tenants, or change those of the same names; their keys stay. All or none.
+
+        Raises OverReservedError.
+        """
         ...
 
     def remove_tenant(self, name: str) -> bool:
@@ -109,6 +140,18 @@ class TenantStore(Protocol):
         """Remove a key; whether there was one."""
         ...
 
+    def public_prefixes(self) -> tuple[DeclaredPrefix, ...]:
+        """Return all public prefixes by name."""
+        ...
+
+    def add_public_prefix(self, prefix: DeclaredPrefix) -> None:
+        """Keep a public prefix; raises PrefixNameTakenError, if it is not there just so."""
+        ...
+
+    def remove_public_prefix(self, name: str) -> bool:
+        """Forget a public prefix; whether there was one."""
+        ...
+
     def close(self) -> None:
         """Give back what the store holds open."""
         ...
@@ -127,3 +170,8 @@ def new_key_id() -> str:
 def digest_of(key: str) -> bytes:
     """SHA-256 of a key: what is kept of it."""
     return hashlib.sha256(key.encode()).digest()
+
+
+def exceeds_pool(reserved: float, before: float) -> bool:
+    """Whether so much reserved in all is to be refused: more than the pool, and than before."""
+    return reserved > 1 + _SHARE_ERROR and reserved > before

@@ -1,18 +1,21 @@
 """Tenants in Redis, for services that run on several machines.
 
 Keys, P = "stemkv:{deployment}:":
-  P tenants   hash   name   -> JSON {"group", "enabled"}
+  P tenants   hash   name   -> JSON {"group", "enabled", "quota"}; those of older programs have none
   P keys      hash   digest -> JSON {"key_id", "tenant", "created"}
   P key-ids   hash   key id -> digest
-  P tenants-kept  string  there since the first tenant was put; gone when Redis lost the tenants
+  P tenants-kept  string  there since something was put here; gone when Redis lost the tenants
+  P public-prefixes  hash  name -> JSON of a `DeclaredPrefix`, bytes as base64
 Scripts change them, so that no process ever sees one without the other.
 """
 
+import base64
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import redis
@@ -20,8 +23,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from stemkv.engine.config import ConfigError
+from stemkv.engine.public_prefixes import DeclaredPrefix, PrefixNameTakenError
 from stemkv.engine.tenants import (
     KeyTakenError,
+    OverReservedError,
     Tenant,
     TenantKey,
     TenantStoreError,
@@ -31,61 +36,20 @@ from stemkv.engine.tenants import (
     new_key_id,
 )
 from stemkv.engine.tenants_memory import LastKnown
+from stemkv.engine.tenants_redis_scripts import (
+    ADD_KEY,
+    ADD_PREFIX,
+    AUTHENTICATE,
+    EXIST,
+    PUT_TENANTS,
+    REMOVE_TENANT,
+    REVOKE_KEY,
+)
+from stemkv.kvstore.quotas import Quota
 
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_SECONDS = 2.0
-
-# Returns {1 if the tenants are kept}, with the tenant's name and record behind it if there is one.
-_AUTHENTICATE = """
-local kept = redis.call('EXISTS', KEYS[4])
-local key = redis.call('HGET', KEYS[2], ARGV[1])
-if not key then return {kept} end
-local name = cjson.decode(key).tenant
-local tenant = redis.call('HGET', KEYS[1], name)
-if not tenant then return {kept} end
-return {kept, name, tenant}
-"""
-
-# Returns {1 if the tenants are kept, 1 if there is one}.
-_EXIST = "return {redis.call('EXISTS', KEYS[4]), redis.call('EXISTS', KEYS[1])}"
-
-_PUT_TENANT = """
-redis.call('SET', KEYS[4], '1')
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-"""
-
-_ADD_KEY = """
-if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return {'unknown'} end
-local held = redis.call('HGET', KEYS[2], ARGV[2])
-if held then
-  local owner = cjson.decode(held).tenant
-  if owner ~= ARGV[1] then return {'taken', owner} end
-  return {'ok'}
-end
-redis.call('HSET', KEYS[2], ARGV[2], ARGV[4])
-redis.call('HSET', KEYS[3], ARGV[3], ARGV[2])
-return {'ok'}
-"""
-
-_REMOVE_TENANT = """
-local keys = redis.call('HGETALL', KEYS[2])
-for i = 1, #keys, 2 do
-  local key = cjson.decode(keys[i + 1])
-  if key.tenant == ARGV[1] then
-    redis.call('HDEL', KEYS[2], keys[i])
-    redis.call('HDEL', KEYS[3], key.key_id)
-  end
-end
-return redis.call('HDEL', KEYS[1], ARGV[1])
-"""
-
-_REVOKE_KEY = """
-local digest = redis.call('HGET', KEYS[3], ARGV[1])
-if not digest then return 0 end
-redis.call('HDEL', KEYS[2], digest)
-return redis.call('HDEL', KEYS[3], ARGV[1])
-"""
 
 
 class RedisTenantStore:
@@ -114,7 +78,7 @@ class RedisTenantStore:
         self._known = LastKnown(grace_seconds)
         prefix = f"stemkv:{deployment}:"
         self._tenants_key = prefix + "tenants"
-        names = ("tenants", "keys", "key-ids", "tenants-kept")
+        names = ("tenants", "keys", "key-ids", "tenants-kept", "public-prefixes")
         self._key_names = [prefix + name for name in names]
         self._was_kept = False
         self._is_lost = False
@@ -126,7 +90,7 @@ class RedisTenantStore:
             self._check_worth_asking()
             # The look-up is by a hash that the client cannot steer, and compares inside Redis:
             # its time says nothing of how much of a key was right.
-            kept, *found = self._script(_AUTHENTICATE, digest)
+            kept, *found = self._script(AUTHENTICATE, digest)
             self._check_not_lost(kept)
         except TenantStoreError:
             self._known.failed()
@@ -152,7 +116,7 @@ class RedisTenantStore:
         """Whether there is no tenant at all; while Redis is away, as it last said."""
         try:
             self._check_worth_asking()
-            kept, exists = self._script(_EXIST)
+            kept, exists = self._script(EXIST)
             self._check_not_lost(kept)
         except TenantStoreError:
             self._known.failed()
@@ -164,14 +128,25 @@ class RedisTenantStore:
         return not exists
 
     def put_tenant(self, tenant: Tenant) -> None:
-        """Add a tenant, or change one of the same name; its keys stay."""
-        value = json.dumps({"group": tenant.group, "enabled": tenant.enabled})
-        self._script(_PUT_TENANT, tenant.name, value)
+        """Add a tenant, or change one of the same name; raises OverReservedError."""
+        self.put_tenants([tenant])
+
+    def put_tenants(self, tenants: Sequence[Tenant]) -> None:
+        """Add tenants, or change those of the same names; all or none.
+
+        Raises OverReservedError.
+        """
+        if not tenants:
+            return
+        records = [text for tenant in tenants for text in (tenant.name, _record(tenant))]
+        others = self._script(PUT_TENANTS, *records)
+        if others is not None:
+            raise OverReservedError(tenants, float(others))
         self._check_not_lost(1)
 
     def remove_tenant(self, name: str) -> bool:
         """Remove a tenant with its keys; whether there was one."""
-        return bool(self._script(_REMOVE_TENANT, name))
+        return bool(self._script(REMOVE_TENANT, name))
 
     def add_key(self, tenant: str) -> str:
         """Make a key and return it, this once; raises UnknownTenantError."""
@@ -183,7 +158,7 @@ class RedisTenantStore:
         """Add a key by its SHA-256; raises UnknownTenantError, KeyTakenError."""
         key_id = new_key_id()
         record = json.dumps({"key_id": key_id, "tenant": tenant, "created": time.time()})
-        reply = self._script(_ADD_KEY, tenant, digest, key_id, record)
+        reply = self._script(ADD_KEY, tenant, digest, key_id, record)
         if reply[0] == b"unknown":
             raise UnknownTenantError(tenant)
         if reply[0] == b"taken":
@@ -204,7 +179,31 @@ class RedisTenantStore:
 
     def revoke_key(self, key_id: str) -> bool:
         """Remove a key; whether there was one."""
-        return bool(self._script(_REVOKE_KEY, key_id))
+        return bool(self._script(REVOKE_KEY, key_id))
+
+    def public_prefixes(self) -> tuple[DeclaredPrefix, ...]:
+        """Return all public prefixes by name."""
+        with _mapped():
+            pipeline = self._redis.pipeline(transaction=True)
+            pipeline.exists(self._key_names[3])
+            pipeline.hgetall(self._key_names[4])
+            kept, rows = pipeline.execute()
+        self._check_not_lost(kept)
+        return tuple(_prefix(rows[name]) for name in sorted(rows))
+
+    def add_public_prefix(self, prefix: DeclaredPrefix) -> None:
+        """Keep a public prefix; raises PrefixNameTakenError."""
+        fields = asdict(prefix)
+        for name in ("prompt", "text_sha256"):
+            fields[name] = base64.b64encode(fields[name]).decode()
+        held = self._script(ADD_PREFIX, prefix.name, json.dumps(fields))
+        if held is not None and not prefix.same_as(_prefix(held)):
+            raise PrefixNameTakenError(prefix.name)
+
+    def remove_public_prefix(self, name: str) -> bool:
+        """Forget a public prefix; whether there was one."""
+        with _mapped():
+            return bool(self._redis.hdel(self._key_names[4], name))
 
     def close(self) -> None:
         """Close the connections."""
@@ -243,4 +242,17 @@ def _mapped() -> Iterator[None]:
 
 def _tenant(name: bytes, value: bytes) -> Tenant:
     fields = json.loads(value)
-    return Tenant(name.decode(), fields["group"], fields["enabled"])
+    quota = Quota(**fields.get("quota", {}))
+    return Tenant(name.decode(), fields["group"], fields["enabled"], quota)
+
+
+def _record(tenant: Tenant) -> str:
+    fields = {"group": tenant.group, "enabled": tenant.enabled, "quota": asdict(tenant.quota)}
+    return json.dumps(fields)
+
+
+def _prefix(value: bytes) -> DeclaredPrefix:
+    fields = json.loads(value)
+    for name in ("prompt", "text_sha256"):
+        fields[name] = base64.b64decode(fields[name])
+    return DeclaredPrefix(**fields)

@@ -3,6 +3,7 @@
 [tenants.acme]
 group = "partners"                # optional: shares cached prefixes within it
 enabled = true                    # optional
+reserve = "10%"                   # optional, as cap, weight and pins: see `Quota`
 keys = ["sk-..."]                 # the keys themselves, or
 key_sha256 = ["<64 hex digits>"]  # their SHA-256
 """
@@ -14,11 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stemkv.engine.config import ConfigError
-from stemkv.engine.tenants import KeyTakenError, Tenant, TenantStore, digest_of
+from stemkv.engine.tenants import (
+    KeyTakenError,
+    OverReservedError,
+    Tenant,
+    TenantStore,
+    digest_of,
+)
+from stemkv.engine.tenants_quota import QUOTA_FIELDS, read_quota
 
 SHORTEST_KEY = 8
 
-_FIELDS = ("group", "enabled", "keys", "key_sha256")
+_FIELDS = ("group", "enabled", *QUOTA_FIELDS, "keys", "key_sha256")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 
 
@@ -34,11 +42,16 @@ def seed_from_toml(store: TenantStore, path: Path) -> None:
     """Put the file's tenants and keys into the store; what else is in the store stays.
 
     The file is checked as a whole before anything is written. Seeding again changes nothing,
-    except that it gives back a key of the file that was revoked, and undoes changes of group.
-    Raises ConfigError, which names file, field and value (of a key only its place).
+    except that it gives back a key of the file that was revoked, and undoes changes of group,
+    state and quota. Raises ConfigError, which names file, field and value (of a key only its
+    place).
     """
-    for seed in read_seed(path):
-        store.put_tenant(seed.tenant)
+    seeds = read_seed(path)
+    try:
+        store.put_tenants([seed.tenant for seed in seeds])
+    except OverReservedError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    for seed in seeds:
         for digest in seed.digests:
             try:
                 store.add_key_digest(seed.tenant.name, digest)
@@ -83,7 +96,8 @@ def _read_tenant(path: Path, name: str, table: object) -> SeedTenant:
     if not isinstance(enabled, bool):
         raise ConfigError(f"{where}.enabled: {enabled!r} is not true or false")
     try:
-        tenant = Tenant(name, group, enabled)
+        quota = read_quota({field: table[field] for field in QUOTA_FIELDS if field in table})
+        tenant = Tenant(name, group, enabled, quota)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     plain = [digest_of(key) for key in _read_keys(where, table)]

@@ -4,25 +4,31 @@ import hmac
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple
 from pathlib import Path
 
+from stemkv.engine.public_prefixes import DeclaredPrefix, PrefixNameTakenError
 from stemkv.engine.tenants import (
     KeyTakenError,
+    OverReservedError,
     Tenant,
     TenantKey,
     TenantStoreError,
     UnknownTenantError,
     digest_of,
+    exceeds_pool,
     new_key,
     new_key_id,
 )
+from stemkv.kvstore.quotas import Quota
 
-_VERSION = 1
 _BUSY_SECONDS = 5.0
 _RETRY_SECONDS = 0.01
-_SCHEMA = """
+# Each brings a file from the version that is its place here to the next; a fresh one has 0.
+_MIGRATIONS = (
+    """
 CREATE TABLE tenants (
     name TEXT PRIMARY KEY,
     share_group TEXT,
@@ -35,7 +41,25 @@ CREATE TABLE keys (
     created REAL NOT NULL
 ) STRICT;
 CREATE INDEX keys_by_tenant ON keys (tenant);
-"""
+""",
+    """
+ALTER TABLE tenants ADD COLUMN reserve REAL NOT NULL DEFAULT 0.0;
+ALTER TABLE tenants ADD COLUMN cap REAL NOT NULL DEFAULT 1.0;
+ALTER TABLE tenants ADD COLUMN weight REAL NOT NULL DEFAULT 1.0;
+ALTER TABLE tenants ADD COLUMN pins REAL NOT NULL DEFAULT 0.25;
+CREATE TABLE public_prefixes (
+    name TEXT PRIMARY KEY,
+    adapter TEXT NOT NULL,
+    prompt BLOB NOT NULL,
+    fingerprint TEXT NOT NULL,
+    text_sha256 BLOB NOT NULL,
+    created REAL NOT NULL
+) STRICT;
+""",
+)
+_VERSION = len(_MIGRATIONS)
+_TENANT_COLUMNS = "t.name, t.share_group, t.enabled, t.reserve, t.cap, t.weight, t.pins"
+_RESERVED = "SELECT coalesce(sum(reserve), 0.0) FROM tenants WHERE enabled"
 
 
 class SqliteTenantStore:
@@ -70,7 +94,7 @@ class SqliteTenantStore:
         digest = digest_of(key)
         with self._reading() as connection:
             row = connection.execute(
-                "SELECT k.digest, t.name, t.share_group, t.enabled"
+                f"SELECT k.digest, {_TENANT_COLUMNS}"  # noqa: S608 - a constant
                 " FROM keys k JOIN tenants t ON t.name = k.tenant WHERE k.digest = ?",
                 (digest,),
             ).fetchone()
@@ -82,7 +106,7 @@ class SqliteTenantStore:
         """Return all tenants by name."""
         with self._reading() as connection:
             rows = connection.execute(
-                "SELECT name, share_group, enabled FROM tenants ORDER BY name"
+                f"SELECT {_TENANT_COLUMNS} FROM tenants t ORDER BY t.name"  # noqa: S608
             ).fetchall()
         return tuple(_tenant(row) for row in rows)
 
@@ -92,14 +116,28 @@ class SqliteTenantStore:
             return connection.execute("SELECT 1 FROM tenants LIMIT 1").fetchone() is None
 
     def put_tenant(self, tenant: Tenant) -> None:
-        """Add a tenant, or change one of the same name; its keys stay."""
+        """Add a tenant, or change one of the same name; raises OverReservedError."""
+        self.put_tenants([tenant])
+
+    def put_tenants(self, tenants: Sequence[Tenant]) -> None:
+        """Add tenants, or change those of the same names; all or none.
+
+        Raises OverReservedError.
+        """
         with self._writing() as connection:
-            connection.execute(
-                "INSERT INTO tenants (name, share_group, enabled) VALUES (?, ?, ?)"
-                " ON CONFLICT (name) DO UPDATE"
-                " SET share_group = excluded.share_group, enabled = excluded.enabled",
-                (tenant.name, tenant.group, int(tenant.enabled)),
+            (before,) = connection.execute(_RESERVED).fetchone()
+            connection.executemany(
+                "INSERT INTO tenants (name, share_group, enabled, reserve, cap, weight, pins)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE"
+                " SET share_group = excluded.share_group, enabled = excluded.enabled,"
+                " reserve = excluded.reserve, cap = excluded.cap, weight = excluded.weight,"
+                " pins = excluded.pins",
+                [_tenant_row(tenant) for tenant in tenants],
             )
+            (after,) = connection.execute(_RESERVED).fetchone()
+            if exceeds_pool(after, before):
+                put = sum(tenant.quota.reserve for tenant in tenants if tenant.enabled)
+                raise OverReservedError(tenants, after - put)
 
     def remove_tenant(self, name: str) -> bool:
         """Remove a tenant with its keys; whether there was one."""
@@ -144,6 +182,40 @@ class SqliteTenantStore:
         with self._writing() as connection:
             return connection.execute("DELETE FROM keys WHERE key_id = ?", (key_id,)).rowcount > 0
 
+    def public_prefixes(self) -> tuple[DeclaredPrefix, ...]:
+        """Return all public prefixes by name."""
+        with self._reading() as connection:
+            rows = connection.execute(
+                "SELECT name, prompt, fingerprint, text_sha256, created, adapter"
+                " FROM public_prefixes ORDER BY name"
+            ).fetchall()
+        return tuple(DeclaredPrefix(*row) for row in rows)
+
+    def add_public_prefix(self, prefix: DeclaredPrefix) -> None:
+        """Keep a public prefix; raises PrefixNameTakenError."""
+        with self._writing() as connection:
+            row = connection.execute(
+                "SELECT name, prompt, fingerprint, text_sha256, created, adapter"
+                " FROM public_prefixes WHERE name = ?",
+                (prefix.name,),
+            ).fetchone()
+            if row is not None:
+                if not prefix.same_as(DeclaredPrefix(*row)):
+                    raise PrefixNameTakenError(prefix.name)
+                return
+            connection.execute(
+                "INSERT INTO public_prefixes"
+                " (name, prompt, fingerprint, text_sha256, created, adapter)"
+                " VALUES (?, ?, ?, ?, ?, ?)",
+                astuple(prefix),
+            )
+
+    def remove_public_prefix(self, name: str) -> bool:
+        """Forget a public prefix; whether there was one."""
+        with self._writing() as connection:
+            done = connection.execute("DELETE FROM public_prefixes WHERE name = ?", (name,))
+            return done.rowcount > 0
+
     def close(self) -> None:
         """Close the file."""
         with self._lock:
@@ -157,10 +229,10 @@ class SqliteTenantStore:
                     f"{self._path}: version {version} was written by a newer program"
                     f" (this one knows {_VERSION})"
                 )
-            if version == 0:
-                for statement in _SCHEMA.split(";"):
+            for migration in _MIGRATIONS[version:]:
+                for statement in migration.split(";"):
                     connection.execute(statement)
-                connection.execute(f"PRAGMA user_version = {_VERSION}")
+            connection.execute(f"PRAGMA user_version = {_VERSION}")
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -183,9 +255,15 @@ class SqliteTenantStore:
                     connection.execute("ROLLBACK")
 
 
-def _tenant(row: tuple[str, str | None, int]) -> Tenant:
-    name, group, enabled = row
-    return Tenant(name, group, bool(enabled))
+def _tenant(row: tuple[str, str | None, int, float, float, float, float]) -> Tenant:
+    name, group, enabled, *shares = row
+    return Tenant(name, group, bool(enabled), Quota(*shares))
+
+
+def _tenant_row(tenant: Tenant) -> tuple[str, str | None, int, float, float, float, float]:
+    quota = tenant.quota
+    shares = (quota.reserve, quota.cap, quota.weight, quota.pins)
+    return (tenant.name, tenant.group, int(tenant.enabled), *shares)
 
 
 def _to_wal(connection: sqlite3.Connection) -> None:
