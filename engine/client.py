@@ -24,6 +24,11 @@ class EngineClient(Protocol):
         """Whether the engine takes requests now."""
         ...
 
+    @property
+    def starts(self) -> int:
+        """How often an engine has become ready; each forgets what the one before was told."""
+        ...
+
     async def start(self) -> None:
         """Start the engine and wait until it is ready."""
         ...

@@ -39,6 +39,11 @@ class InlineClient:
         """Whether the engine takes requests now."""
         return self._desk.is_open
 
+    @property
+    def starts(self) -> int:
+        """How often an engine has become ready."""
+        return self._desk.starts
+
     async def start(self) -> None:
         """Start the engine's thread; once."""
         if self._thread is not None:

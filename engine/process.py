@@ -58,6 +58,11 @@ class ProcessClient:
         return self._desk.is_open
 
     @property
+    def starts(self) -> int:
+        """How often an engine has become ready."""
+        return self._desk.starts
+
+    @property
     def pid(self) -> int | None:
         """Process id of the engine, None while there is none."""
         return self._supervisor.pid

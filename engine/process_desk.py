@@ -26,6 +26,7 @@ class Desk:
         self._queues: dict[str, asyncio.Queue[Event]] = {}
         self._calls: dict[int, asyncio.Future[AdminReply]] = {}
         self._call_ids = itertools.count()
+        self._starts = 0
 
     @property
     def info(self) -> EngineInfo:
@@ -39,8 +40,14 @@ class Desk:
         """Whether an engine takes messages."""
         return self._post is not None
 
+    @property
+    def starts(self) -> int:
+        """How often it was opened."""
+        return self._starts
+
     def open(self, info: EngineInfo, post: Post) -> None:
         """Take requests from now on."""
+        self._starts += 1
         self._info = info
         self._post = post
 

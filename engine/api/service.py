@@ -89,7 +89,13 @@ class Service:
     def namespace(self, tenant: Tenant, *, salt: str = "", adapter: str = "") -> Namespace:
         """Return the namespace of a tenant's prompts."""
         domain = domain_of(self.settings.secret, tenant=tenant.name, group=tenant.group)
-        return Namespace(tenant=tenant.name, domain=domain, adapter=adapter, salt=salt)
+        return Namespace(
+            tenant=tenant.name,
+            domain=domain,
+            adapter=adapter,
+            salt=salt,
+            group=tenant.group or "",
+        )
 
 
 def service_of(request: Request) -> Service:
