@@ -19,6 +19,7 @@ from stemkv.engine.api.gate import Gate
 from stemkv.engine.api.prompts import PromptEncoder, Tokenizer
 from stemkv.engine.api.service import Service
 from stemkv.engine.api.settings import ServiceSettings
+from stemkv.engine.api.standing import StandingOrders
 from stemkv.engine.client import EngineClient
 from stemkv.engine.tenants import TenantStore
 
@@ -34,7 +35,7 @@ def create_app(
 
     tokenizer: the served model's, with its chat template. Raises ConfigError if the settings
     would open the service to other machines while no tenant has a key. `app.state.service`
-    holds the parts.
+    holds the parts, `app.state.orders` what the engine is kept at.
     """
     check_bind(settings.host, tenants)
     service = Service(
@@ -60,6 +61,7 @@ def create_app(
         responses={"4XX": {"model": ErrorResponse}, "5XX": {"model": ErrorResponse}},
     )
     app.state.service = service
+    app.state.orders = StandingOrders(service)
     app.add_middleware(Gate, service=service)
     for part in (chat, completions, models):
         app.include_router(part.router, dependencies=[Depends(_TENANT_KEY)])

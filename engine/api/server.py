@@ -63,15 +63,17 @@ async def _serve(app: FastAPI, listener: socket.socket, on_ready: OnReady | None
             on_ready(service.client.info, listener.getsockname()[1])
 
     starting.add_done_callback(started)
+    keeping = asyncio.create_task(app.state.orders.run())
     try:
         await server.serve(sockets=[listener])
     finally:
         starting.cancel()
+        keeping.cancel()
         try:
             await service.client.close()
         finally:
             service.encoder.close()
-            results = await asyncio.gather(starting, return_exceptions=True)
+            results = await asyncio.gather(starting, keeping, return_exceptions=True)
     if isinstance(results[0], Exception):
         raise results[0]
 

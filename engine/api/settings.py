@@ -16,7 +16,9 @@ class ServiceSettings:
     body, which must arrive within body_timeout_seconds. max_choices: prompts times n of one
     request. drain_seconds: how long running requests may go on after a stop was asked for.
     admin_timeout_seconds: how long an admin call waits for the engine, which answers between steps.
-    tokenizer_threads: prompts tokenised at once. retry_after_seconds: told to clients that met a
+    sync_seconds: how often the tenants are looked at for quotas and public prefixes that changed.
+    tokenizer_threads: prompts tokenised at once. request_records: the latest requests that are
+    kept for the operator, 0: none. retry_after_seconds: told to clients that met a
     full queue; restart_seconds: to those that met an engine that is being started.
     """
 
@@ -31,7 +33,9 @@ class ServiceSettings:
     max_choices: int = 128
     drain_seconds: float = 30.0
     admin_timeout_seconds: float = 60.0
+    sync_seconds: float = 3.0
     tokenizer_threads: int = 2
+    request_records: int = 1000
     retry_after_seconds: int = 1
     restart_seconds: int = 5
 
@@ -47,6 +51,10 @@ class ServiceSettings:
             raise ConfigError(f"port: {self.port} is not in 0..65535")
         if self.drain_seconds < 0:
             raise ConfigError(f"drain_seconds: {self.drain_seconds} is negative")
+        if self.sync_seconds <= 0:
+            raise ConfigError(f"sync_seconds: {self.sync_seconds} is not positive")
+        if self.request_records < 0:
+            raise ConfigError(f"request_records: {self.request_records} is negative")
         for name in ("max_body_bytes", "max_choices", "tokenizer_threads"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)} is less than 1")
