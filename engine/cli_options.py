@@ -111,6 +111,23 @@ LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"],
     _option("--log-level", SERVICE, "What is logged on stderr."),
 ]
+ExplainMisses = Annotated[
+    bool,
+    _option(
+        "--explain-misses/--no-explain-misses",
+        SERVICE,
+        "Say of each request why no more of its prompt was cached: in the log, in its record.",
+    ),
+]
+RequestRecords = Annotated[
+    int,
+    _option(
+        "--request-records",
+        SERVICE,
+        "The latest requests that the admin API tells of; 0: none.",
+        parser=whole_number,
+    ),
+]
 DebugAudit = Annotated[
     bool, _option("--debug-audit", SERVICE, "Audit the store after every step (slow).")
 ]

@@ -43,6 +43,8 @@ def serve(
     config: options.Config = None,
     state_dir: StateDir = None,
     log_level: options.LogLevel = "info",
+    explain_misses: options.ExplainMisses = True,
+    request_records: options.RequestRecords = 1000,
     debug_audit: options.DebugAudit = False,
 ) -> None:
     """Serve a model over HTTP until SIGINT or SIGTERM."""
@@ -68,6 +70,7 @@ def serve(
         deployment=deployment,
         lease_seconds=lease_seconds,
         served_model_name=served_model_name,
+        explain_misses=explain_misses,
         debug_audit=debug_audit,
     )
     # torch and transformers take seconds to import; the other commands, and those that end
@@ -78,7 +81,7 @@ def serve(
     try:
         if config is not None:
             seed_from_toml(tenants, config)
-        listen = serving.Listen(host, port)
+        listen = serving.Listen(host, port, request_records)
         serving.serve(settings, listen, tenants, state.admin_key(), Console(stderr=True))
     finally:
         tenants.close()

@@ -18,7 +18,8 @@ class EngineConfig:
     path on cpu; "triton" on cpu needs TRITON_INTERPRET=1; "torch" is the oracle.
     max_batch_tokens: tokens of one step, prefill and decode together. max_running: sequences of
     one step. max_queue: requests that may wait. secret: the deployment's, 32 bytes; it keys
-    hashes and tenant domains. debug_audit: audit the store after every step.
+    hashes and tenant domains. explain_misses: say of each request why no more of its prompt was
+    reused. debug_audit: audit the store after every step.
     """
 
     model: str
@@ -40,6 +41,7 @@ class EngineConfig:
     deployment: str = "default"
     lease_seconds: float = 10.0
     served_model_name: str | None = None
+    explain_misses: bool = True
     debug_audit: bool = False
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from stemkv.engine.core_protocol import Later
 from stemkv.engine.detokenizer import Detokenizer
 from stemkv.engine.job import Job, Track
 from stemkv.engine.messages import AdminCall, AdminReply
+from stemkv.engine.misses import Misses
 from stemkv.engine.model import LoadedModel, load_model, make_layout, pool_blocks
 from stemkv.engine.output import accept
 from stemkv.engine.request import (
@@ -62,7 +63,10 @@ class EngineCore:
         self._loaded = loaded
         self._runner = runner
         self._store = store
-        self._scheduler = Scheduler(store, ORDERING[config.ordering], config.max_batch_tokens)
+        misses = Misses(store, config.explain_misses)
+        self._scheduler = Scheduler(
+            store, ORDERING[config.ordering], config.max_batch_tokens, misses
+        )
         self._table = TokenTable(loaded.tokenizer)
         self._jobs: dict[str, Job] = {}
         self._arrivals = 0
@@ -182,7 +186,7 @@ class EngineCore:
         events: list[Event] = []
         if not job.forked:
             assert job.cached_tokens is not None
-            events.append(Started(job.request.request_id, job.cached_tokens))
+            events.append(Started(job.request.request_id, job.cached_tokens, job.miss))
             self._fork(job)
         drawing = [track] if len(tokens) == 1 else job.tracks
         for choice, token in zip(drawing, tokens, strict=True):

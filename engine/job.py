@@ -8,6 +8,7 @@ import numpy.typing as npt
 from stemkv.engine.detokenizer import Detokenizer
 from stemkv.engine.request import Request
 from stemkv.kvstore.ids import SequenceId
+from stemkv.kvstore.views import Explanation
 
 _CHOICES_OF_A_JOB = 1 << 16
 
@@ -59,7 +60,7 @@ class Track:
 class Job:
     """One request with its tracks. forked: its choices go their own ways from here on.
 
-    cached_tokens: prompt tokens reused at the first admission, None before it.
+    cached_tokens: prompt tokens reused at the first admission, None before it. miss: why not more.
     """
 
     request: Request
@@ -67,6 +68,7 @@ class Job:
     tracks: list[Track] = field(default_factory=list)
     forked: bool = False
     cached_tokens: int | None = None
+    miss: Explanation | None = None
 
     @property
     def finished(self) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stemkv.kvstore.namespace import Namespace
+from stemkv.kvstore.views import Explanation
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -93,10 +94,14 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A request's first token is there. cached_tokens is final from here on."""
+    """A request's first token is there. cached_tokens is final from here on.
+
+    miss: why not more was reused, for the operator alone; None if all was, or nobody asks.
+    """
 
     request_id: str
     cached_tokens: int
+    miss: Explanation | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stemkv.engine.job import Track
+from stemkv.engine.misses import Misses, missed
 from stemkv.engine.plan import CopyPlan, StepPlan
 from stemkv.kvstore.ids import SequenceId
 from stemkv.kvstore.store import BlockStore
@@ -41,12 +42,14 @@ class Scheduled:
 class Scheduler:
     """The waiting and the running tracks.
 
-    max_batch_tokens: rows of one step. preemptions counts since the start.
+    max_batch_tokens: rows of one step. misses: explains first admissions. preemptions counts since
+    the start.
     """
 
     store: BlockStore
     order: OrderingPolicy
     max_batch_tokens: int
+    misses: Misses
     waiting: list[Track] = field(default_factory=list)
     running: list[Track] = field(default_factory=list)
     preemptions: int = 0
@@ -142,6 +145,8 @@ class Scheduler:
             if free <= 0:
                 return
             request = track.job.request
+            # Before the admission takes blocks from others, and becomes a leader itself.
+            seen = self.misses.look(track)
             got = self.store.admit(
                 request.namespace,
                 track.tokens(),
@@ -150,6 +155,8 @@ class Scheduler:
                 again=track.resumed,
             )
             track.following = isinstance(got, Following)
+            if not track.resumed:
+                track.job.miss = None if track.following else seen
             if isinstance(got, Shortage):
                 # Whoever comes later must not pass by, or this one might never start.
                 if not self.running:
@@ -168,6 +175,7 @@ class Scheduler:
         track.done = min(admission.computed, track.length - 1)
         if track.job.cached_tokens is None:
             track.job.cached_tokens = track.done
+            track.job.miss = missed(track.job.miss, admission)
         track.resumed = True
 
     def _reserve(self, track: Track, stop: int, chosen: dict[Track, int]) -> bool:

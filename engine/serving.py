@@ -25,10 +25,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Where the service listens. port 0 takes a free one."""
+    """Where the service listens, and how many requests it tells of. port 0 takes a free one."""
 
     host: str
     port: int
+    request_records: int = 1000
 
 
 def public_name(model: str) -> str:
@@ -59,6 +60,7 @@ def serve(
         created=int(time.time()),
         host=listen.host,
         port=listen.port,
+        request_records=listen.request_records,
     )
     check_bind(listen.host, tenants)
     model = config.model or str(fetch_model(SMOLLM2_135M_INSTRUCT, cache_root(), console))

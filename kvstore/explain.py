@@ -6,6 +6,8 @@ said of the asking tenant's own blocks alone.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain as chained
+from itertools import islice
 
 import numpy as np
 
@@ -22,15 +24,23 @@ from stemkv.kvstore.views import Explanation, StopReason
 
 _SIBLINGS = 32
 
+# In a hurry: so many namespaces may be open here for others to be compared at all, and so many are.
+_NAMESPACES_SIFTED = 1024
+_NAMESPACES_COMPARED = 32
 
-def explain(store: BlockStore, namespace: Namespace, prompt: Tokens) -> Explanation:
+
+def explain(
+    store: BlockStore, namespace: Namespace, prompt: Tokens, *, hurried: bool = False
+) -> Explanation:
     """Say how much of a prompt would be reused now, and why not more.
 
-    prompt: int32 [tokens]. Raises ValueError if it is empty.
+    prompt: int32 [tokens]. hurried: while a step waits; other adapters and salts are compared only
+    as far as a few of them go, so that a client who makes thousands cannot make it long. Raises
+    ValueError if the prompt is empty.
     """
     if not len(prompt):
         raise ValueError("prompt: it has no tokens")
-    case = _Case.of(store, namespace, np.array(prompt, np.int32))
+    case = _Case.of(store, namespace, np.array(prompt, np.int32), hurried)
     for find in _REASONS:
         explanation = find(case)
         if explanation is not None:
@@ -50,15 +60,15 @@ class _Case:
     prompt: Tokens
     root: Root | None
     match: Match
+    hurried: bool
 
     @classmethod
-    def of(cls, store: BlockStore, namespace: Namespace, prompt: Tokens) -> "_Case":
-        root = store.roots.find(namespace)
-        if root is None or not store.may_hit:
-            return cls(store, namespace, prompt, root, NO_MATCH)
-        owner = store.owners.find(namespace.tenant)
-        match = store.matcher.match(root, prompt, owner, partial=store.config.partial_hits)
-        return cls(store, namespace, prompt, root, match)
+    def of(cls, store: BlockStore, namespace: Namespace, prompt: Tokens, hurried: bool) -> "_Case":
+        root, match = store.roots.find(namespace), NO_MATCH
+        if root is not None and store.may_hit:
+            owner = store.owners.find(namespace.tenant)
+            match = store.matcher.match(root, prompt, owner, partial=store.config.partial_hits)
+        return cls(store, namespace, prompt, root, match, hurried)
 
     @property
     def full_tokens(self) -> int:
@@ -79,6 +89,14 @@ class _Case:
     def ends_early(self) -> bool:
         """Whether what follows the full blocks is too short to be one."""
         return len(self.next_block) < self.store.config.block_size
+
+    def key(self) -> BlockKey:
+        """Return the key that the next block has."""
+        if self.root is None:
+            return self.key_under(self.store.roots.key_of(self.namespace))
+        # The blocks before it are here, and have their keys.
+        matcher, parent = self.store.matcher, end_of(self.match.blocks, self.root)
+        return matcher.hash(matcher.key_of_parent(parent, self.root) + as_bytes(self.next_block))
 
     def key_under(self, root: BlockKey) -> BlockKey:
         """Return the key that the next block has in a chain from this root key."""
@@ -133,9 +151,9 @@ def _left(case: _Case) -> Explanation | None:
     if case.ends_early:
         return None
     store = case.store
-    roots = [store.roots.key_of(case.namespace), *store.roots.retired_keys(case.namespace)]
-    for root in roots:
-        ghost = store.ghosts.find(case.key_under(root))
+    retired = store.roots.retired_keys(case.namespace)
+    for key in chained((case.key(),), map(case.key_under, retired)):
+        ghost = store.ghosts.find(key)
         if ghost is not None:
             return _flushed(case, ghost) if ghost.cause == FLUSHED else _evicted(case, ghost)
     return None
@@ -161,7 +179,7 @@ def _elsewhere(case: _Case) -> Explanation | None:
     if case.ends_early:
         return None
     _, adapter, digest, salt = identity = _identity(case)
-    for root in case.store.roots.siblings(case.namespace):
+    for root in _others(case):
         held = len(case.store.matcher.full_blocks(root, case.prompt))
         if held <= len(case.match.blocks):
             continue
@@ -182,6 +200,16 @@ def _elsewhere(case: _Case) -> Explanation | None:
     return None
 
 
+def _others(case: _Case) -> list[Root]:
+    """Return the namespaces of the same domain, the newest first if not all are looked at."""
+    roots = case.store.roots
+    if not case.hurried:
+        return roots.siblings(case.namespace)
+    if len(roots) > _NAMESPACES_SIFTED:
+        return []
+    return roots.siblings(case.namespace)[: -_NAMESPACES_COMPARED - 1 : -1]
+
+
 def _identity(case: _Case) -> tuple[bytes, str, bytes, str]:
     n = case.namespace
     return (n.domain, n.adapter, n.adapter_digest, n.salt)
@@ -192,15 +220,9 @@ def _differs(case: _Case) -> Explanation | None:
     if case.root is None:
         return None
     pool, offset = case.store.pool, case.full_tokens
-    owner = case.store.owners.find(case.namespace.tenant)
-    nearest, length = ops.NONE, -1
-    for seen, block in enumerate(pool.children(end_of(case.match.blocks, case.root))):
-        if seen == _SIBLINGS:
-            break
-        if pool.meta[block, ops.OWNER] == owner:
-            same = pool.common_prefix(block, case.prompt, offset)
-            if same > length:
-                nearest, length = block, same
+    nearest, length = case.match.partial, case.match.partial_tokens
+    if nearest == ops.NONE:
+        nearest, length = _nearest(case, case.root)
     if nearest == ops.NONE or length == min(pool.meta[nearest, ops.FILL], len(case.next_block)):
         return None
     expected, found = int(pool.tokens[nearest, length]), int(case.prompt[offset + length])
@@ -215,6 +237,19 @@ def _differs(case: _Case) -> Explanation | None:
         expected_token=expected,
         found_token=found,
     )
+
+
+def _nearest(case: _Case, root: Root) -> tuple[int, int]:
+    """Return the own block after the match with the longest common prefix, and its length."""
+    pool, offset = case.store.pool, case.full_tokens
+    owner = case.store.owners.find(case.namespace.tenant)
+    nearest, length = ops.NONE, -1
+    for block in islice(pool.children(end_of(case.match.blocks, root)), _SIBLINGS):
+        if pool.meta[block, ops.OWNER] == owner:
+            same = pool.common_prefix(block, case.prompt, offset)
+            if same > length:
+                nearest, length = block, same
+    return nearest, length
 
 
 def _short(case: _Case) -> Explanation | None:

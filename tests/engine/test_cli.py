@@ -215,11 +215,14 @@ def test_every_setting_of_the_engine_has_a_flag(served: Served) -> None:
         "deployment": "d", "lease_seconds": 2.5, "served_model_name": "n",
     }  # fmt: skip
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
-    assert run(["serve", *arguments, "--no-prefix-cache", "--debug-audit"]) == 0
+    switches = ["--no-prefix-cache", "--no-explain-misses", "--debug-audit"]
+    assert run(["serve", *arguments, *switches, "--request-records=7"]) == 0
     for name, value in (flags | {"kv_memory": 2**20}).items():
         assert getattr(served.config, name) == value
     assert not served.config.prefix_cache
+    assert not served.config.explain_misses
     assert served.config.debug_audit
+    assert served.listen.request_records == 7
 
 
 def test_file_stands_in_for_flags(served: Served, tmp_path: Path) -> None:

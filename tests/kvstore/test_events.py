@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.stores import Clock
 
 from stemkv.kvstore.events import EventStream
 from stemkv.kvstore.ids import BlockKey
 from stemkv.kvstore.ops import U64
 from stemkv.kvstore.pool import Pool
 from stemkv.kvstore.views import CacheEvent, EventKind, EventPage
-from tests.support.stores import Clock
 
 KINDS: tuple[EventKind, ...] = get_args(EventKind)
 SOME = st.integers(1, 12)

@@ -264,3 +264,36 @@ def test_the_explanation_is_what_a_lookup_finds() -> None:
         explanation = ask(store, made(n))
         assert explanation.full_block_tokens == found.full_blocks * 4
         assert explanation.partial_tokens == found.partial_tokens
+
+
+def test_in_a_hurry_the_answer_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few namespaces beside the prompt's own are compared in a hurry, too; many are not."""
+    store = make_store()
+    cache(store, range(8), SALTED)
+    cache(store, [*range(4), 9, 9, 9, 9])
+    asked = partial(explain, store, ANN)
+    for prompt in (range(8), range(50, 58), [*range(4), 7, 7, 7, 7], range(3)):
+        given = tokens([*prompt])
+        assert asked(given, hurried=True) == asked(given)
+    cache(store, range(4), replace(ANN, salt="newest"))
+    monkeypatch.setattr("stemkv.kvstore.explain._NAMESPACES_COMPARED", 1)
+    eight = tokens([*range(8)])
+    assert (asked(eight).reason, asked(eight, hurried=True).reason) == (
+        "other_salt",
+        "token_differs",
+    )
+    monkeypatch.setattr("stemkv.kvstore.explain._NAMESPACES_COMPARED", 2)
+    assert asked(eight, hurried=True).reason == "other_salt"
+    monkeypatch.setattr("stemkv.kvstore.explain._NAMESPACES_SIFTED", 2)
+    assert asked(eight, hurried=True).reason == "token_differs"
+
+
+def test_the_nearest_of_several() -> None:
+    """Of several own blocks the one with the longest common prefix is named, in either mode."""
+    store = make_store(32, partial_hits=False)
+    for last in (9, 8, 7):
+        cache(store, [*range(4), 4, last, last, last])
+    cache(store, [*range(4), 4, 5, 6, 9])
+    cache(store, [*range(4), 3, 3, 3, 3])
+    assert figures(ask(store, range(8))) == ("token_differs", 4, 0, 4)
+    assert ask(store, range(8)).differing_position == 7
