@@ -7,6 +7,7 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 from stemkv.kvstore.audit import audit, is_clean
+from stemkv.kvstore.properties.scene import STORES, make_scene
 from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.violations import violations_of
 
@@ -61,3 +62,11 @@ def audited(store: BlockStore) -> bool:
     assert quick == (words == ()), words
     assert audit(store) == words
     return quick
+
+
+def halves_agree_on_damage(kind: str, harm: list[Harm]) -> None:
+    """Check that whatever numbers become, both halves say the same, and come to an end."""
+    store = make_scene(STORES[kind]()).store
+    for one in harm:
+        damage(store, *one)
+    audited(store)

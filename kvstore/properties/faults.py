@@ -5,8 +5,16 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from stemkv.kvstore import ops
+from stemkv.kvstore.audit import audit, is_clean
 from stemkv.kvstore.ids import BlockId
-from stemkv.kvstore.properties.scene import ANN, CAPACITY_BLOCKS, Scene, open_sequence
+from stemkv.kvstore.properties.scene import (
+    ANN,
+    CAPACITY_BLOCKS,
+    STORES,
+    Scene,
+    make_scene,
+    open_sequence,
+)
 
 Plant = Callable[[Scene], None]
 
@@ -327,3 +335,13 @@ FAULTS: Mapping[str, tuple[Plant, str]] = {
     "siblings in a ring": (_loop_siblings, "disagree"),
 }
 """Name -> what plants it into a scene, and words that one of the violations must have."""
+
+
+def audit_finds_the_fault(fault: str) -> None:
+    """Check that both halves of an audit find a planted fault, the second in the words for it."""
+    scene = make_scene(STORES["compiled hash"]())
+    plant, words = FAULTS[fault]
+    plant(scene)
+    assert not is_clean(scene.store)
+    violations = audit(scene.store)
+    assert any(words in violation for violation in violations), violations

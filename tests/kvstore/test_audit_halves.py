@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stemkv.kvstore.properties.damage import ARRAYS, HARM, Harm, audited, damage
+from stemkv.kvstore.properties.damage import ARRAYS, HARM, Harm, audited, halves_agree_on_damage
 from stemkv.kvstore.properties.scene import STORES, make_scene
 
 
@@ -19,10 +19,7 @@ def test_both_halves_find_nothing_in_a_store_in_order(name: str) -> None:
 @given(harm=st.lists(HARM, min_size=1, max_size=3))
 def test_both_halves_agree_on_any_damage(name: str, harm: list[Harm]) -> None:
     """Whatever up to three numbers of the arrays become, both say the same, and come to an end."""
-    store = make_scene(STORES[name]()).store
-    for one in harm:
-        damage(store, *one)
-    audited(store)
+    halves_agree_on_damage(name, harm)
 
 
 @pytest.mark.parametrize("name", STORES)

@@ -7,12 +7,17 @@ from dataclasses import replace
 import pytest
 import xxhash
 from hypothesis import given
-from hypothesis import strategies as st
 from support.stores import ANN, BOB, CAT, DAN, SECRET, directory_of, make_store, tokens
 
 from stemkv.kvstore.ids import BlockKey
 from stemkv.kvstore.keys import HASH_FUNCTIONS, as_bytes, chain, root_key
 from stemkv.kvstore.namespace import Namespace, domain_of, encode_fields
+from stemkv.kvstore.properties.keys import (
+    FIELDS,
+    Fields,
+    encoding_can_be_read_back,
+    encoding_is_injective,
+)
 
 
 @pytest.mark.parametrize(
@@ -118,26 +123,16 @@ def test_what_a_deployment_agrees_on_is_in_the_root_key() -> None:
     assert len(keys) == 7
 
 
-fields_ = st.lists(st.tuples(st.binary(max_size=6), st.binary(max_size=6)), max_size=4)
-
-
-@given(fields_, fields_)
-def test_encoding_is_injective(
-    one: list[tuple[bytes, bytes]], other: list[tuple[bytes, bytes]]
-) -> None:
+@given(FIELDS, FIELDS)
+def test_encoding_is_injective(one: Fields, other: Fields) -> None:
     """Two lists of fields encode to the same bytes only if they are the same."""
-    assert (encode_fields(one) == encode_fields(other)) == (one == other)
+    encoding_is_injective(one, other)
 
 
-@given(fields_)
-def test_encoding_can_be_read_back(fields: list[tuple[bytes, bytes]]) -> None:
+@given(FIELDS)
+def test_encoding_can_be_read_back(fields: Fields) -> None:
     """The bytes say where each tag and value ends: so no two lists can share them."""
-    data, parts = encode_fields(fields), []
-    while data:
-        size = int.from_bytes(data[:4], "little")
-        parts.append(data[4 : 4 + size])
-        data = data[4 + size :]
-    assert list(zip(parts[::2], parts[1::2], strict=True)) == fields
+    encoding_can_be_read_back(fields)
 
 
 def test_root_key_is_keyed_by_the_secret() -> None:

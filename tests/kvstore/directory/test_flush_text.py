@@ -1,32 +1,32 @@
 """Flushes survive being written and read; nothing else passes for one."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from stemkv.kvstore.directory.flush_text import FlushTextError, decode_flush, encode_flush
 from stemkv.kvstore.flush import Flush, FlushKind
 from stemkv.kvstore.ids import FlushId
-
-FLUSHES = st.builds(
-    Flush,
-    flush_id=st.text(min_size=1).map(FlushId),
-    kind=st.sampled_from(FlushKind),
-    nonce=st.binary(min_size=16, max_size=16),
-    domain=st.binary(max_size=32),
-    adapter=st.text(),
-    adapter_digest=st.binary(max_size=32),
-    salt=st.text(),
-    prefix=st.binary(max_size=40),
+from stemkv.kvstore.properties.flush_text import (
+    DAMAGE,
+    FLUSHES,
+    flush_comes_back,
+    other_text_is_refused_or_read,
 )
 
 
 @given(FLUSHES)
 def test_round_trip(flush: Flush) -> None:
     """Any flush comes back as it was."""
-    assert decode_flush(encode_flush(flush).encode()) == flush
+    flush_comes_back(flush)
+
+
+@given(FLUSHES, DAMAGE)
+def test_changed_text_is_refused_or_read(flush: Flush, damage: dict[str, Any]) -> None:
+    """Whatever stands in the text's fields, it is refused in one way or is a flush's own text."""
+    other_text_is_refused_or_read(flush, damage)
 
 
 def changed(**fields: object) -> bytes:
