@@ -33,6 +33,7 @@ from stemkv.engine.api.admin_schemas import (
 from stemkv.engine.api.admin_views import block_body, cache_report
 from stemkv.engine.api.errors import ApiError, invalid, shown
 from stemkv.engine.api.service import Service
+from stemkv.engine.api.standing import Orders
 from stemkv.engine.messages import (
     AuditReport,
     BlockDetail,
@@ -64,10 +65,10 @@ router = APIRouter(prefix="/admin/v1", tags=["admin"])
 
 
 @router.get("/cache", summary="The pool, the queues and each tenant's figures")
-async def get_cache(service: Parts) -> CacheReport:
+async def get_cache(service: Parts, orders: Orders) -> CacheReport:
     """Return the engine's figures at this moment."""
     stats = await ask(service, GetStats(), EngineStats)
-    return cache_report(stats, service.info())
+    return cache_report(stats, service.info(), orders)
 
 
 @router.get("/cache/blocks", summary="List published blocks and tails")

@@ -1,12 +1,13 @@
 """What the admin endpoints have in common: calls to the engine, tenants and prompts of queries."""
 
 import asyncio
-from typing import Annotated, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from fastapi import Depends
 
-from stemkv.engine.api.admin_schemas import PromptFields, PromptQuery
+from stemkv.engine.api.admin_schemas import PromptFields, PromptQuery, PromptSource
 from stemkv.engine.api.auth import OPEN_TENANT
 from stemkv.engine.api.errors import ApiError, invalid, shown, unavailable
 from stemkv.engine.api.prompts import TokenArray, as_tokens
@@ -79,15 +80,26 @@ async def find_tenant(service: Service, name: str) -> Tenant | None:
 
 async def tokens_of(service: Service, body: PromptFields) -> TokenArray:
     """Return int32 [tokens] of a query's prompt."""
-    vocab_size = service.info().vocab_size
-    if body.token_ids is not None:
-        return as_tokens(body.token_ids, param="token_ids", vocab_size=vocab_size)
-    if body.messages is not None:
+    return await encoded(service, body, add_generation_prompt=body.add_generation_prompt)
+
+
+async def encoded(
+    service: Service,
+    source: PromptSource,
+    *,
+    add_generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> TokenArray:
+    """Return int32 [tokens] of a prompt, given in whichever way; tools go with messages."""
+    if source.token_ids is not None:
+        vocab_size = service.info().vocab_size
+        return as_tokens(source.token_ids, param="token_ids", vocab_size=vocab_size)
+    if source.messages is not None:
         return await service.encoder.chat(
-            body.messages, add_generation_prompt=body.add_generation_prompt
+            source.messages, add_generation_prompt=add_generation_prompt, tools=tools
         )
-    assert body.prompt is not None, "the schema asks for one of the three"
-    return await service.encoder.text(body.prompt, param="prompt")
+    assert source.prompt is not None, "the schema asks for one of the three"
+    return await service.encoder.text(source.prompt, param="prompt")
 
 
 def as_bytes(tokens: TokenArray) -> bytes:

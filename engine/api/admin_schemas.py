@@ -27,18 +27,23 @@ class BlockQuery(BaseModel):
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
 
 
-class PromptFields(StrictModel):
+class PromptSource(StrictModel):
     """A prompt in one of three ways; `token_ids` are taken as they are."""
 
     prompt: Text | None = None
     messages: Messages | None = None
     token_ids: TokenIds | None = None
-    add_generation_prompt: bool = True
 
     @property
     def given(self) -> tuple[str, ...]:
         """Names of the ways that were used."""
         return tuple(name for name in PROMPT_FIELDS if getattr(self, name) is not None)
+
+
+class PromptFields(PromptSource):
+    """A prompt as a request would have it, unless told otherwise."""
+
+    add_generation_prompt: bool = True
 
 
 class PromptQuery(PromptFields):
@@ -53,7 +58,7 @@ class PromptQuery(PromptFields):
 
     @model_validator(mode="after")
     def _one_prompt(self) -> "PromptQuery":
-        _need_one_prompt(self)
+        need_one_prompt(self)
         return self
 
 
@@ -94,13 +99,13 @@ class FlushRequest(PromptFields):
     def _fits_its_kind(self) -> "FlushRequest":
         for name in _NEEDED[self.by]:
             if getattr(self, name) is None:
-                raise _wrong(name, f"A flush by {self.by} needs this field")
+                raise wrong(name, f"A flush by {self.by} needs this field")
         usable = (*_NEEDED[self.by], *_ALLOWED[self.by])
         for name in ("tenant", "group", "adapter", "salt", *PROMPT_FIELDS):
             if name not in usable and getattr(self, name) is not None:
-                raise _wrong(name, f"A flush by {self.by} does not look at this field")
+                raise wrong(name, f"A flush by {self.by} does not look at this field")
         if self.by == "prefix":
-            _need_one_prompt(self)
+            need_one_prompt(self)
         return self
 
 
@@ -148,11 +153,36 @@ class QueueFigures(BaseModel):
     steps: int
 
 
+class CurvePoint(BaseModel):
+    """The hit share of an account with another size of cache.
+
+    factor: of the whole pool, for this account alone. hit_share: of the full blocks that its
+    prompts looked up. error: half the width of the 95 % interval, null while too little was seen.
+    """
+
+    factor: float
+    hit_share: float
+    error: float | None
+
+
+class OrdersFigures(BaseModel):
+    """What the engine was told of the operator's wishes: see `StandingOrders`.
+
+    quotas: accounts with a quota in force. public_prefixes: how many are in force. current:
+    whether that is all that is wanted. problems: what is not so and why, by subject.
+    """
+
+    quotas: int
+    public_prefixes: int
+    current: bool
+    problems: dict[str, str]
+
+
 class CacheReport(BaseModel):
     """The answer of `GET /admin/v1/cache`.
 
     policy_hit_shares: of prompts' full blocks, what each policy of eviction would have hit since
-    the engine started, estimated from a sample of the blocks.
+    the engine started, estimated from a sample of the blocks. miss_ratio_curves: by account.
     """
 
     worker: str
@@ -164,6 +194,8 @@ class CacheReport(BaseModel):
     queue: QueueFigures
     tenants: dict[str, TenantFigures]
     policy_hit_shares: dict[str, float]
+    miss_ratio_curves: dict[str, list[CurvePoint]]
+    orders: OrdersFigures
 
 
 class BlockBody(BaseModel):
@@ -273,12 +305,14 @@ class AuditBody(BaseModel):
     seconds: float
 
 
-def _need_one_prompt(body: PromptFields) -> None:
+def need_one_prompt(body: PromptSource) -> None:
+    """Refuse a body with no prompt, or with several (PydanticCustomError)."""
     if not body.given:
-        raise _wrong("prompt", "A prompt is needed: one of prompt, messages, token_ids")
+        raise wrong("prompt", "A prompt is needed: one of prompt, messages, token_ids")
     if len(body.given) > 1:
-        raise _wrong(body.given[1], f"Only one of {' and '.join(body.given)} can be given")
+        raise wrong(body.given[1], f"Only one of {' and '.join(body.given)} can be given")
 
 
-def _wrong(field: str, message: str) -> PydanticCustomError:
+def wrong(field: str, message: str) -> PydanticCustomError:
+    """Return what a validator raises over one field of a whole object."""
     return PydanticCustomError("conflict", "{message}", {"field": field, "message": message})

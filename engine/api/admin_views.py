@@ -1,19 +1,23 @@
 """From the engine's figures to the admin API's answers."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from stemkv.engine.api.admin_schemas import (
     BlockBody,
     CacheReport,
+    CurvePoint,
+    OrdersFigures,
     PoolFigures,
     QueueFigures,
     TenantFigures,
 )
-from stemkv.engine.messages import BlockInfo, EngineStats, TenantStats
+from stemkv.engine.api.standing import StandingOrders
+from stemkv.engine.messages import BlockInfo, EngineStats, MissRatioPoint, TenantStats
 from stemkv.engine.request import EngineInfo
 
 
-def cache_report(stats: EngineStats, info: EngineInfo) -> CacheReport:
+def cache_report(stats: EngineStats, info: EngineInfo, orders: StandingOrders) -> CacheReport:
     """Return the answer of `GET /admin/v1/cache`."""
     return CacheReport(
         worker=info.worker,
@@ -45,7 +49,22 @@ def cache_report(stats: EngineStats, info: EngineInfo) -> CacheReport:
             name: _tenant(figures, stats.block_bytes) for name, figures in stats.tenants.items()
         },
         policy_hit_shares=dict(stats.policy_hit_shares),
+        miss_ratio_curves=curves(stats.miss_ratio_curves),
+        orders=OrdersFigures(
+            quotas=len(orders.quotas),
+            public_prefixes=len(orders.public),
+            current=orders.current,
+            problems=dict(orders.problems),
+        ),
     )
+
+
+def curves(found: Mapping[str, Sequence[MissRatioPoint]]) -> dict[str, list[CurvePoint]]:
+    """Return miss-ratio curves by account, in order of size."""
+    return {
+        account: [CurvePoint(**asdict(point)) for point in sorted(points, key=lambda p: p.factor)]
+        for account, points in sorted(found.items())
+    }
 
 
 def block_body(block: BlockInfo) -> BlockBody:

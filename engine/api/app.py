@@ -6,7 +6,16 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
 import stemkv
-from stemkv.engine.api import admin, chat, completions, models, probes
+from stemkv.engine.api import (
+    admin,
+    admin_keep,
+    admin_requests,
+    admin_watch,
+    chat,
+    completions,
+    models,
+    probes,
+)
 from stemkv.engine.api.auth import check_bind
 from stemkv.engine.api.errors import (
     ApiError,
@@ -65,6 +74,7 @@ def create_app(
     app.add_middleware(Gate, service=service)
     for part in (chat, completions, models):
         app.include_router(part.router, dependencies=[Depends(_TENANT_KEY)])
-    app.include_router(admin.router, dependencies=[Depends(_ADMIN_KEY)])
+    for part in (admin, admin_keep, admin_requests, admin_watch):
+        app.include_router(part.router, dependencies=[Depends(_ADMIN_KEY)])
     app.include_router(probes.router)
     return app

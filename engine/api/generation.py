@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from stemkv.engine.api.errors import ApiError, internal, invalid, overloaded, unavailable
+from stemkv.engine.api.records import FINISHED, Recorder, RequestRecord
 from stemkv.engine.api.service import Service
 from stemkv.engine.client import EngineUnavailable
 from stemkv.engine.request import (
@@ -165,6 +166,23 @@ async def _feed(
         await queue.put((index, error))
 
 
+def _record(service: Service, call: Call, request: Request) -> RequestRecord:
+    namespace = request.namespace
+    return RequestRecord(
+        id=request.request_id,
+        answer_id=call.id,
+        request_id=call.trace_id,
+        tenant=namespace.tenant,
+        model=service.settings.served_model_name,
+        adapter=namespace.adapter,
+        salt=namespace.salt,
+        arrived=service.wall_clock() - (service.clock() - call.arrived),
+        prompt_tokens=len(request.prompt),
+        cache_read=request.cache_read,
+        cache_write=request.cache_write,
+    )
+
+
 class _Meter:
     """Times and counts the events of one engine request."""
 
@@ -172,6 +190,12 @@ class _Meter:
         self._clock = service.clock
         self._metrics = service.metrics
         self._arrived = call.arrived
+        self._recorder = Recorder(
+            service.requests,
+            request,
+            _record(service, call, request),
+            choices=call.choices_per_prompt,
+        )
         self._prompt_tokens = request.prompt.size
         self._last: dict[int, float] = {}
         self._outcome = "aborted"
@@ -184,11 +208,13 @@ class _Meter:
                 self._metrics.first_token.observe(now - self._arrived)
                 self._metrics.prompt_tokens.inc(self._prompt_tokens)
                 self._metrics.cached_tokens.inc(event.cached_tokens)
+                self._recorder.started(event, now - self._arrived)
             case Delta():
                 self._see_tokens(event.index, len(event.token_ids), now)
+                self._recorder.added(event)
             case Finished():
                 self._metrics.latency.observe(now - self._arrived)
-                self._outcome = "finished"
+                self._outcome = FINISHED
             case Failed():
                 self._outcome = event.kind
             case EngineUnavailable():
@@ -197,8 +223,9 @@ class _Meter:
                 self._outcome = "internal"
 
     def close(self) -> None:
-        """Count how the request ended."""
+        """Count and record how the request ended."""
         self._metrics.outcomes.labels(self._outcome).inc()
+        self._recorder.ended(self._outcome, self._clock() - self._arrived)
 
     def _see_tokens(self, choice: int, tokens: int, now: float) -> None:
         self._metrics.generated_tokens.inc(tokens)

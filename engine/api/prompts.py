@@ -66,13 +66,29 @@ class PromptEncoder:
         tokenizer.encode("stemkv")
 
     async def chat(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> TokenArray:
-        """Return int32 [tokens] of a conversation; raises `ApiError` naming the message."""
+        """Return int32 [tokens] of a conversation; raises `ApiError` naming what was wrong.
+
+        tools: as OpenAI's requests have them; refused if the template does not mention them.
+        """
         conversation = [
             self._for_template(message, index) for index, message in enumerate(messages)
         ]
-        return await self._run(lambda: self._chat(conversation, add_generation_prompt))
+        options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
+        if tools is not None:
+            if not self._mentions("tools"):
+                raise invalid(
+                    "The model's chat template has no place for tools.",
+                    param="tools",
+                    code="unsupported_value",
+                )
+            options["tools"] = list(tools)
+        return await self._run(lambda: self._chat(conversation, options))
 
     async def text(self, text: str, *, param: str) -> TokenArray:
         """Return int32 [tokens] of a text with the tokenizer's own special tokens."""
@@ -115,7 +131,7 @@ class PromptEncoder:
     def _mentions(self, word: str) -> bool:
         return self._template is not None and word in self._template
 
-    def _chat(self, conversation: list[dict[str, Any]], add_generation_prompt: bool) -> TokenArray:
+    def _chat(self, conversation: list[dict[str, Any]], options: dict[str, Any]) -> TokenArray:
         if self._template is None:
             raise invalid(
                 "The model has no chat template; use /v1/completions.",
@@ -123,9 +139,7 @@ class PromptEncoder:
                 code="no_chat_template",
             )
         try:
-            text = self._tokenizer.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=add_generation_prompt
-            )
+            text = self._tokenizer.apply_chat_template(conversation, tokenize=False, **options)
             text.encode()  # half a character can hide in a tool call's own JSON
         except _TEMPLATE_ERRORS as error:
             reason = printable(str(error), 2 * VALUE_CHARS)

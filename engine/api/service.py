@@ -12,6 +12,7 @@ from fastapi import Request
 from stemkv.engine.api.errors import ApiError, unavailable
 from stemkv.engine.api.metrics import Metrics
 from stemkv.engine.api.prompts import PromptEncoder
+from stemkv.engine.api.records import RequestLog
 from stemkv.engine.api.settings import ServiceSettings
 from stemkv.engine.client import EngineClient, EngineUnavailable
 from stemkv.engine.request import EngineInfo
@@ -28,7 +29,7 @@ class Service:
 
     keyed: there has been a tenant, so a key is asked for from now on: a store that has lost its
     tenants must not open the service to whoever reaches it.
-    clock: monotonic seconds. wall_clock: unix seconds.
+    requests: records of the latest ones. clock: monotonic seconds. wall_clock: unix seconds.
     """
 
     settings: ServiceSettings
@@ -38,8 +39,13 @@ class Service:
     metrics: Metrics = field(default_factory=Metrics)
     draining: bool = False
     keyed: bool = False
+    requests: RequestLog = field(init=False)
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
+        """Make the place for records of requests."""
+        self.requests = RequestLog(self.settings.request_records)
 
     def engine_info(self) -> EngineInfo:
         """Return what is known of the engine; raises a 503 while it takes no requests."""

@@ -11,9 +11,10 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
-from fastapi import Request
+from fastapi import Depends, Request
 
 from stemkv.engine.api.admin_calls import as_bytes, ask, reply_of
 from stemkv.engine.api.errors import ApiError, shown
@@ -252,6 +253,9 @@ def orders_of(request: Request) -> StandingOrders:
     orders = request.app.state.orders
     assert isinstance(orders, StandingOrders)
     return orders
+
+
+Orders = Annotated[StandingOrders, Depends(orders_of)]
 
 
 def _taken(name: str) -> ApiError:

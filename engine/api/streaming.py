@@ -55,11 +55,16 @@ async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, T]) -
 
 
 class EventStream(Response):
-    """A response that sends chunks as they come, and closes them when the client goes away."""
+    """A response that sends chunks as they come, and closes them when the client goes away.
+
+    source: what the chunks are made from, closed with them.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncGenerator[bytes, None], source: "_Events") -> None:
+    def __init__(
+        self, chunks: AsyncGenerator[bytes, None], source: "_Events | None" = None
+    ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks
@@ -73,7 +78,8 @@ class EventStream(Response):
         finally:
             await self._chunks.aclose()
             # Closing a generator that has not begun does not reach what it would have closed.
-            await self._source.aclose()
+            if self._source is not None:
+                await self._source.aclose()
         if not pump.cancelled():
             pump.result()
 

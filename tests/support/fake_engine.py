@@ -78,6 +78,8 @@ class FakeEngine:
     its None goes on.
     step_seconds: time of a step; hold: waited for before each step.
 
+    admin_replies: what each kind of admin call is answered by, or a function that answers it.
+    starts: to be counted up by a test that lets the engine end and come back.
     cached: token lists by (domain, salt), of which a prompt reuses its longest common prefix, as
     a store without blocks would. submitted, aborted: what it was asked.
     """
@@ -94,7 +96,10 @@ class FakeEngine:
     submitted: list[Request] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     admin_calls: list[AdminCall] = field(default_factory=list)
-    admin_replies: dict[type, AdminReply] = field(default_factory=lambda: {GetStats: STATS})
+    admin_replies: dict[type, AdminReply | Callable[[Any], AdminReply]] = field(
+        default_factory=lambda: {GetStats: STATS}
+    )
+    starts: int = 1
     cached: dict[tuple[bytes, str], list[list[int]]] = field(default_factory=dict)
     closed: bool = False
     start_error: Exception | None = None
@@ -122,7 +127,8 @@ class FakeEngine:
         if not self.ready:
             raise EngineUnavailable("away")
         self.admin_calls.append(call)
-        return self.admin_replies[type(call)]
+        reply = self.admin_replies[type(call)]
+        return reply(call) if callable(reply) else reply
 
     async def generate(self, request: Request) -> AsyncGenerator[Event, None]:
         """Yield the reply's tokens for each choice, all choices in step."""
