@@ -1,17 +1,18 @@
-"""Prometheus metrics of the service, on a registry of their own. No label names a tenant.
+"""Prometheus metrics of the service, on a registry of their own.
 
-The counters see what clients asked for and got; the gauges come from the engine at the moment
-of a scrape, and are left out when it cannot be asked.
+The counters see what clients asked for and got, and no label of theirs names a tenant; the gauges
+come from the engine at the moment of a scrape, and are left out when it cannot be asked. Those of
+accounts name tenants and groups: a scrape is the operator's alone as soon as there is a tenant.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from stemkv.engine.messages import EngineStats
+from stemkv.engine.messages import AccountCounts, EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -115,6 +116,43 @@ class _EngineGauges(Collector):
             ("steps", "Steps since the engine started."),
         ):
             yield CounterMetricFamily(f"stemkv_{name}", text, value=getattr(stats, name))
+        yield from _accounts(stats.accounts)
+
+
+_ACCOUNT_BLOCKS = (
+    ("held", "Blocks charged to an account."),
+    ("in_use", "Of the held, those that running sequences use."),
+    ("cached", "Of the held, those that are cached and unused."),
+    ("pinned", "Of the cached, those that pins keep."),
+    ("reserve", "What is never taken from the account for another's sake."),
+    ("cap", "What the account never exceeds."),
+    ("share", "What eviction leaves to the account while others want more."),
+)
+
+
+def _accounts(accounts: Mapping[str, AccountCounts]) -> Iterator[Metric]:
+    """Yield the metrics of tenants by themselves, groups and the operator."""
+    for name, text in _ACCOUNT_BLOCKS:
+        gauge = GaugeMetricFamily(f"stemkv_account_{name}_blocks", text, labels=["account"])
+        for account, counts in accounts.items():
+            gauge.add_metric([account], getattr(counts, name))
+        yield gauge
+    held = CounterMetricFamily(
+        "stemkv_account_block_seconds",
+        "Blocks held times the seconds, since the engine started.",
+        labels=["account"],
+    )
+    evicted = CounterMetricFamily(
+        "stemkv_account_evicted_blocks",
+        "Blocks that an account lost to eviction, by the account that needed them.",
+        labels=["account", "needed_by"],
+    )
+    for account, counts in accounts.items():
+        held.add_metric([account], counts.block_seconds)
+        for other, blocks in counts.evicted_for.items():
+            evicted.add_metric([account, other], blocks)
+    yield held
+    yield evicted
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -74,21 +74,13 @@ class PromptEncoder:
     ) -> TokenArray:
         """Return int32 [tokens] of a conversation; raises `ApiError` naming what was wrong.
 
-        tools: as OpenAI's requests have them; refused if the template does not mention them.
+        tools: as OpenAI's requests have them; refused if the template leaves them out.
         """
         conversation = [
             self._for_template(message, index) for index, message in enumerate(messages)
         ]
         options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
-        if tools is not None:
-            if not self._mentions("tools"):
-                raise invalid(
-                    "The model's chat template has no place for tools.",
-                    param="tools",
-                    code="unsupported_value",
-                )
-            options["tools"] = list(tools)
-        return await self._run(lambda: self._chat(conversation, options))
+        return await self._run(lambda: self._chat(conversation, options, tools))
 
     async def text(self, text: str, *, param: str) -> TokenArray:
         """Return int32 [tokens] of a text with the tokenizer's own special tokens."""
@@ -131,7 +123,27 @@ class PromptEncoder:
     def _mentions(self, word: str) -> bool:
         return self._template is not None and word in self._template
 
-    def _chat(self, conversation: list[dict[str, Any]], options: dict[str, Any]) -> TokenArray:
+    def _chat(
+        self,
+        conversation: list[dict[str, Any]],
+        options: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> TokenArray:
+        if tools:
+            text = self._rendered(conversation, {**options, "tools": list(tools)})
+            if text == self._rendered(conversation, options):
+                raise invalid(
+                    "The model's chat template has no place for tools.",
+                    param="tools",
+                    code="unsupported_value",
+                )
+        else:
+            text = self._rendered(conversation, options)
+        # The template writes its own special tokens; adding them again would double the first.
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        return as_tokens(ids, param="messages")
+
+    def _rendered(self, conversation: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
         if self._template is None:
             raise invalid(
                 "The model has no chat template; use /v1/completions.",
@@ -146,9 +158,7 @@ class PromptEncoder:
             raise invalid(
                 f"The model's chat template refuses these messages: {reason}", param="messages"
             ) from None
-        # The template writes its own special tokens; adding them again would double the first.
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
-        return as_tokens(ids, param="messages")
+        return text
 
 
 def as_tokens(ids: Sequence[int], *, param: str, vocab_size: int | None = None) -> TokenArray:
