@@ -19,7 +19,7 @@ def test_readme_lists_every_flag_of_serve() -> None:
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `--")]
     listed = {flag for row in rows for flag in re.findall(r"--[a-z-]+", row)}
     flags = {f"--{name.replace('_', '-')}" for name in inspect.signature(serve).parameters}
-    assert listed == flags | {"--no-prefix-cache"}
+    assert listed == flags | {"--no-prefix-cache", "--no-explain-misses"}
 
 
 def test_readme_gives_the_defaults() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -11,6 +10,7 @@ from stemkv.engine.api.admin_calls import (
     Parts,
     as_bytes,
     ask,
+    explain_body,
     find_tenant,
     namespace_of,
     reply_of,
@@ -32,6 +32,7 @@ from stemkv.engine.api.admin_schemas import (
 )
 from stemkv.engine.api.admin_views import block_body, cache_report
 from stemkv.engine.api.errors import ApiError, invalid, shown
+from stemkv.engine.api.records import context_of
 from stemkv.engine.api.service import Service
 from stemkv.engine.api.standing import Orders
 from stemkv.engine.messages import (
@@ -57,9 +58,6 @@ from stemkv.kvstore.namespace import Namespace
 
 # How often the other workers' acknowledgements of a flush are looked at.
 _POLL_SECONDS = 0.05
-
-# Tokens shown before the position where a lookup stopped.
-_CONTEXT_TOKENS = 16
 
 router = APIRouter(prefix="/admin/v1", tags=["admin"])
 
@@ -137,23 +135,7 @@ async def explain(body: PromptQuery, service: Parts) -> ExplainBody:
     tokens = await tokens_of(service, body)
     call = DoExplain(await namespace_of(service, body), as_bytes(tokens))
     found = await ask(service, call, Explanation)
-
-    async def text(token: int | None) -> str | None:
-        return None if token is None else await service.encoder.decode([token])
-
-    at = found.position if found.differing_position is None else found.differing_position
-    return ExplainBody(
-        **asdict(found),
-        # the last token is always computed, for the logits that follow it
-        reusable_tokens=min(
-            found.full_block_tokens + found.partial_tokens, found.prompt_tokens - 1
-        ),
-        text_before=await service.encoder.decode(
-            tokens[max(0, at - _CONTEXT_TOKENS) : at].tolist()
-        ),
-        expected_text=await text(found.expected_token),
-        found_text=await text(found.found_token),
-    )
+    return await explain_body(service.encoder, found, context_of(tokens, found))
 
 
 @router.post("/cache/locate", summary="Which workers hold how much of a prompt")

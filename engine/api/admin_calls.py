@@ -2,20 +2,22 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from fastapi import Depends
 
-from stemkv.engine.api.admin_schemas import PromptFields, PromptQuery, PromptSource
+from stemkv.engine.api.admin_schemas import ExplainBody, PromptFields, PromptQuery, PromptSource
 from stemkv.engine.api.auth import OPEN_TENANT
 from stemkv.engine.api.errors import ApiError, invalid, shown, unavailable
-from stemkv.engine.api.prompts import TokenArray, as_tokens
+from stemkv.engine.api.prompts import PromptEncoder, TokenArray, as_tokens
 from stemkv.engine.api.service import Service, service_of
 from stemkv.engine.client import EngineUnavailable
 from stemkv.engine.messages import AdminCall, AdminError, AdminReply
 from stemkv.engine.tenants import Tenant
 from stemkv.kvstore.namespace import Namespace
+from stemkv.kvstore.views import Explanation
 
 R = TypeVar("R")
 Parts = Annotated[Service, Depends(service_of)]
@@ -100,6 +102,26 @@ async def encoded(
         )
     assert source.prompt is not None, "the schema asks for one of the three"
     return await service.encoder.text(source.prompt, param="prompt")
+
+
+async def explain_body(
+    encoder: PromptEncoder, found: Explanation, context: Sequence[int]
+) -> ExplainBody:
+    """Return an explanation with its texts; context: see `records.context_of`."""
+
+    async def text(token: int | None) -> str | None:
+        return None if token is None else await encoder.decode([token])
+
+    return ExplainBody(
+        **asdict(found),
+        # the last token is always computed, for the logits that follow it
+        reusable_tokens=min(
+            found.full_block_tokens + found.partial_tokens, found.prompt_tokens - 1
+        ),
+        text_before=await encoder.decode(context),
+        expected_text=await text(found.expected_token),
+        found_text=await text(found.found_token),
+    )
 
 
 def as_bytes(tokens: TokenArray) -> bytes:

@@ -1,20 +1,17 @@
 """The admin API's part about requests that ran: what each reused, and why not more."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from stemkv.engine.api.admin_calls import Parts, explain_body
 from stemkv.engine.api.admin_schemas import ExplainBody, TenantName
 from stemkv.engine.api.errors import ApiError, shown
 from stemkv.engine.api.prompts import PromptEncoder
 from stemkv.engine.api.records import RequestRecord
-from stemkv.engine.api.service import Service, service_of
 from stemkv.kvstore.views import Explanation, StopReason
-
-Parts = Annotated[Service, Depends(service_of)]
 
 router = APIRouter(prefix="/admin/v1", tags=["admin"])
 
@@ -50,7 +47,7 @@ class RequestBody(BaseModel):
     model: str
     adapter: str
     salt: str
-    arrived: float
+    submitted: float
     prompt_tokens: int
     cached_tokens: int | None
     completion_tokens: int
@@ -105,26 +102,6 @@ async def get_request(service: Parts, request_id: str) -> RequestDetailsBody:
             code="request_not_found",
         )
     return RequestDetailsBody(requests=[await _detail(service.encoder, each) for each in found])
-
-
-async def explain_body(
-    encoder: PromptEncoder, found: Explanation, context: Sequence[int]
-) -> ExplainBody:
-    """Return an explanation with its texts; context: see `RequestRecord`."""
-
-    async def text(token: int | None) -> str | None:
-        return None if token is None else await encoder.decode([token])
-
-    return ExplainBody(
-        **asdict(found),
-        # the last token is always computed, for the logits that follow it
-        reusable_tokens=min(
-            found.full_block_tokens + found.partial_tokens, found.prompt_tokens - 1
-        ),
-        text_before=await encoder.decode(context),
-        expected_text=await text(found.expected_token),
-        found_text=await text(found.found_token),
-    )
 
 
 async def _detail(encoder: PromptEncoder, record: RequestRecord) -> RequestDetailBody:

@@ -176,7 +176,7 @@ def _record(service: Service, call: Call, request: Request) -> RequestRecord:
         model=service.settings.served_model_name,
         adapter=namespace.adapter,
         salt=namespace.salt,
-        arrived=service.wall_clock() - (service.clock() - call.arrived),
+        submitted=service.wall_clock(),
         prompt_tokens=len(request.prompt),
         cache_read=request.cache_read,
         cache_write=request.cache_write,

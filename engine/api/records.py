@@ -8,6 +8,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+import numpy.typing as npt
+
 from stemkv.engine.request import Delta, FinishReason, Request, Started
 from stemkv.kvstore.views import Explanation
 
@@ -24,11 +27,11 @@ class RequestRecord:
     """One prompt of one API call, as far as it has come.
 
     id: the engine's, unique. answer_id: what the client's answer carries. request_id: of the
-    header and the log, which the client may choose. arrived: unix seconds. first_token_seconds and
-    seconds: after arrival, None before. cached_tokens: None before the first token.
-    completion_tokens: 0 until the end. outcome: running, finished, aborted (the client left), or
-    why it failed. finish: why each choice ended. miss: why no more was reused; context: token ids
-    of the prompt before that place.
+    header and the log, which the client may choose. submitted: to the engine, unix seconds.
+    first_token_seconds and seconds: after the call's arrival, None before. cached_tokens: None
+    before the first token. completion_tokens: 0 until the end. outcome: running, finished, aborted
+    (the client left), or why it failed. finish: why each choice ended. miss: why no more was
+    reused; context: token ids of the prompt before that place.
     """
 
     id: str
@@ -38,7 +41,7 @@ class RequestRecord:
     model: str
     adapter: str
     salt: str
-    arrived: float
+    submitted: float
     prompt_tokens: int
     cache_read: bool
     cache_write: bool
@@ -118,7 +121,7 @@ class Recorder:
             cached_tokens=event.cached_tokens,
             first_token_seconds=seconds,
             miss=event.miss,
-            context=_context_of(self._request, event.miss),
+            context=() if event.miss is None else context_of(self._request.prompt, event.miss),
         )
         self._log.put(self._record)
 
@@ -141,12 +144,13 @@ class Recorder:
         logger.info("%s", self._record.line())
 
 
-def _context_of(request: Request, miss: Explanation | None) -> tuple[int, ...]:
-    """Return the prompt's token ids just before the place that an explanation is about."""
-    if miss is None:
-        return ()
-    at = miss.position if miss.differing_position is None else miss.differing_position
-    return tuple(request.prompt[max(0, at - _CONTEXT_TOKENS) : at].tolist())
+def context_of(prompt: npt.NDArray[np.int32], found: Explanation) -> tuple[int, ...]:
+    """Return the prompt's token ids just before the place that an explanation is about.
+
+    That is the token that differs, or else the first that is not reused.
+    """
+    at = found.position if found.differing_position is None else found.differing_position
+    return tuple(prompt[max(0, at - _CONTEXT_TOKENS) : at].tolist())
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 
 from stemkv.engine.client import EngineUnavailable
-from stemkv.engine.messages import AdminCall, AdminReply, EngineStats, GetStats, TenantStats
+from stemkv.engine.messages import (
+    AdminCall,
+    AdminReply,
+    EngineStats,
+    Explanation,
+    GetStats,
+    TenantStats,
+)
 from stemkv.engine.request import (
     Delta,
     EngineInfo,
@@ -81,7 +88,8 @@ class FakeEngine:
     admin_replies: what each kind of admin call is answered by, or a function that answers it.
     starts: to be counted up by a test that lets the engine end and come back.
     cached: token lists by (domain, salt), of which a prompt reuses its longest common prefix, as
-    a store without blocks would. submitted, aborted: what it was asked.
+    a store without blocks would. miss: why no more was, as every request is told. submitted,
+    aborted: what it was asked.
     """
 
     tokenizer: Any
@@ -101,6 +109,7 @@ class FakeEngine:
     )
     starts: int = 1
     cached: dict[tuple[bytes, str], list[list[int]]] = field(default_factory=dict)
+    miss: Explanation | None = None
     closed: bool = False
     start_error: Exception | None = None
 
@@ -163,7 +172,7 @@ class FakeEngine:
                     yield failed
                     return
             if step == 0:
-                yield Started(request.request_id, cached)
+                yield Started(request.request_id, cached, self.miss)
             text = self.tokenizer.decode(ids[: step + 1])
             text = text.removesuffix("\ufffd")  # half a character is held back
             last = step == wanted - 1

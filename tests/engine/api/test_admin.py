@@ -406,7 +406,7 @@ async def test_the_openapi_document_is_complete(admin: Api) -> None:
         for path, item in document["paths"].items()
         for method, operation in item.items()
     }
-    assert len(routes) == 24
+    assert len(routes) == 26
     for (_, path), operation in routes.items():
         responses = operation["responses"]
         assert "422" not in responses
