@@ -461,10 +461,11 @@ def test_stats_fit_a_line(
         "cached_bytes": 10, "evicted_blocks": 0,
     }  # fmt: skip
     reply = {"worker": "w", "prefix_cache": True, "pool": {"free": 1_000_000}, "queue": {}}
-    FakeAdmin.replies["cache"] = (200, reply | {"tenants": {"acme": figures}})
+    orders = {"problems": {"quotas": "Not changed: too much"}}
+    FakeAdmin.replies["cache"] = (200, reply | {"tenants": {"acme": figures}, "orders": orders})
     assert run(["cache", "stats", "--url", admin_url]) == 0
     output = capsys.readouterr().out
-    for shown in ("acme", "25.0%", "20", "1,000,000", "yes"):
+    for shown in ("acme", "25.0%", "20", "1,000,000", "yes", "NOT IN FORCE: quotas: Not changed"):
         assert shown in output
     assert run(["cache", "stats", "--json", "--url", admin_url]) == 0
     assert json.loads(capsys.readouterr().out)["tenants"]["acme"] == figures

@@ -3,27 +3,25 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.api import ADMIN, Api, listening, served_api
+from support.event_source import Events
 from support.fake_engine import STATS
 
 from stemkv.engine.api import event_feed
 from stemkv.engine.messages import (
     AccountCounts,
-    AdminError,
     AdminReply,
-    EventPage,
     GetEvents,
     GetStats,
     MissRatioPoint,
 )
 from stemkv.engine.tenants import Tenant
-from stemkv.kvstore.views import CacheEvent
 
 EVENTS, STREAM = "/admin/v1/events", "/admin/v1/events/stream"
 ACME = AccountCounts(30, 10, 20, 5, 25, 50, 40, 2.0, 1234.5, {"(operator)": 3, "beta": 4})
@@ -34,34 +32,6 @@ SHOWN = replace(
         "acme": (MissRatioPoint(2.0, 0.75, 0.02), MissRatioPoint(0.5, 0.25, None)),
     },
 )
-
-
-@dataclass
-class Events:
-    """A stream of events that keeps the last ten, as an engine does."""
-
-    count: int = 0
-    asked: list[GetEvents] = field(default_factory=list)
-
-    def add(self, count: int) -> None:
-        """Let things happen."""
-        self.count += count
-
-    def __call__(self, call: GetEvents) -> AdminReply:
-        """Answer a call."""
-        self.asked.append(call)
-        if call.start > self.count:
-            message = f"start: {call.start} is more than {self.count}"
-            return AdminError("invalid", message, "start")
-        if call.start == -1:
-            return EventPage((), self.count, 0)
-        first = max(call.start, self.count - 10)
-        stop = min(first + call.limit, self.count)
-        found = tuple(
-            CacheEvent(number, "stored", f"{number:032x}", "acme", number / 2)
-            for number in range(first, stop)
-        )
-        return EventPage(found, stop, first - call.start)
 
 
 @dataclass
