@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import typer
 
 import stemkv
-from stemkv.engine.cli_cache import ServiceCallError
 from stemkv.engine.cli_cache import app as cache_app
 from stemkv.engine.cli_model import app as model_app
+from stemkv.engine.cli_requests import request, requests
 from stemkv.engine.cli_serve import serve
+from stemkv.engine.cli_service import ServiceCallError, grouped
 from stemkv.engine.cli_simulate import SimulateError, simulate_trace
 from stemkv.engine.cli_tenant import app as tenant_app
 from stemkv.engine.client import EngineUnavailable
@@ -39,6 +40,8 @@ app.command("serve")(serve)
 app.add_typer(model_app, name="model")
 app.add_typer(tenant_app, name="tenant")
 app.add_typer(cache_app, name="cache")
+cache_app.command("requests")(grouped(requests))
+cache_app.command("request")(grouped(request))
 app.command("simulate")(simulate_trace)
 
 
