@@ -2,18 +2,34 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from stemkv.kvstore import ops
+from stemkv.kvstore.accounts import Accounts
 from stemkv.kvstore.directory.protocol import Directory
-from stemkv.kvstore.eviction import Order
+from stemkv.kvstore.events import EventStream
+from stemkv.kvstore.eviction import Eviction, Order
 from stemkv.kvstore.ghosts import FLUSHED, GhostLog
 from stemkv.kvstore.keys import PackedKeys
-from stemkv.kvstore.ops import I32, U64
+from stemkv.kvstore.ops import I32
 from stemkv.kvstore.owners import Owners
+from stemkv.kvstore.pins import Pins
 from stemkv.kvstore.pool import NO_BLOCKS, Pool
+from stemkv.kvstore.roots import Root, Roots
 from stemkv.kvstore.values import Shortage
+from stemkv.kvstore.views import EventKind
+
+_SWEPT_ROWS = 4096
+"""Rows that are looked at in one go for what flushes have left behind."""
+
+
+class For(NamedTuple):
+    """Whom blocks are for: the root that they are charged to, and the number of the tenant."""
+
+    root: Root
+    owner: int
 
 
 @dataclass(slots=True, eq=False)
@@ -25,61 +41,106 @@ class Allocator:
     """
 
     pool: Pool
+    roots: Roots
     owners: Owners
+    accounts: Accounts
     ghosts: GhostLog
+    events: EventStream
     directory: Directory
     clock: Callable[[], float]
     order: Order
+    pins: Pins
     keep_free: int
     evicted: int = field(init=False, default=0)
+    _row: int = field(init=False, default=0)
 
-    def shortage(self, needed: int, adopted: int = 0) -> Shortage | None:
-        """Say what is missing if `needed` blocks are taken after `adopted` unheld ones are held."""
-        available = self.pool.available - adopted
-        return Shortage("blocks", needed, available) if needed > available else None
+    def shortage(self, needed: int, account: int, adopted: int = 0) -> Shortage | None:
+        """Say what an account misses if `needed` blocks are taken after `adopted` idle ones."""
+        room, whole = self.pool.available(account)
+        if needed + adopted <= room:
+            return None
+        if needed + adopted <= whole:
+            return Shortage("quota", needed, max(0, room - adopted))
+        return Shortage("blocks", needed, max(0, whole - adopted))
 
-    def take(self, wanted: int, owner: int) -> I32:
-        """Take blocks that are known to be available, evicting for `owner` as need be."""
+    def take(self, wanted: int, asking: For) -> I32:
+        """Take blocks that are known to be available, evicting as need be."""
         if not wanted:
             return NO_BLOCKS
-        evict = wanted - self.pool.free
-        if evict <= 0:
-            return self.pool.take(wanted, NO_BLOCKS)
-        if self.order.by_list:
-            self.evicted += evict
-            blocks, departed = self.pool.take_oldest(wanted, self.owners.evicted)
-            self._tell(departed, owner)
-            return blocks
-        return self.pool.take(wanted, self._choose(evict, owner))
+        own, evict = self._to_evict(wanted, asking.root.account)
+        if evict > 0 and self.pool.stale:
+            self.reclaim(self.pool.capacity)
+            own, evict = self._to_evict(wanted, asking.root.account)
+        victims = NO_BLOCKS
+        if evict > 0:
+            self._let_pins_give_way(evict, own, asking.root.account)
+            victims = self._evict(evict, own, asking)
+            assert len(victims) == evict, "blocks were promised that nobody may lose"
+        return self.pool.take(wanted, victims, asking.root.index)
 
-    def tidy(self, owner: int) -> None:
+    def tidy(self, asking: For) -> None:
         """Evict until keep_free blocks are free, or nothing is left that could be evicted.
 
         What an owner wrote a moment ago is not retained if it would be the first to go anyway.
         """
-        free = self.pool.free
-        evict = min(self.keep_free, self.pool.available) - free
+        if self.pool.free >= self.keep_free:
+            return
+        self.reclaim(self.pool.capacity)
+        evict = min(self.keep_free - self.pool.free, self.pool.obtainable(asking.root.account))
         if evict > 0:
-            self.pool.evict(self._choose(evict, owner))
+            self.pool.free_all(self._evict(evict, 0, asking))
 
-    def forget(self, blocks: I32, cause: int) -> None:
-        """Note that these published blocks leave the index: for an owner, or FLUSHED.
+    def reclaim(self, rows: int = _SWEPT_ROWS) -> None:
+        """Free what flushes have left behind, among the next so many rows."""
+        if self.pool.stale:
+            self._row, departed, of = self.pool.sweep(self._row, rows)
+            for root in np.unique(of).tolist():
+                died = self.roots[root].died
+                assert died is not None
+                self.forget(departed[of == root], FLUSHED, died)
+        if self.roots.dead and not self.pool.stale:
+            self.roots.free_dead()
+
+    def forget(self, blocks: I32, cause: int, seconds: float) -> None:
+        """Note that these published blocks have left the index: for an owner, or FLUSHED.
 
         A flush that took tails alone has an empty list, and may have left new leaves all the same.
         """
-        self._tell(self.pool.keys_of(blocks), cause)
+        if len(blocks):
+            keys = self.pool.keys_of(blocks)
+            self.ghosts.add(keys, seconds, cause)
+            self.directory.record((), PackedKeys(keys.tobytes()))
+            if self.events.on:
+                kind: EventKind = "flushed" if cause == FLUSHED else "removed"
+                for account, mine in self.pool.by_account(blocks):
+                    self.events.record(kind, account, self.pool.keys_of(mine))
         self.order.forget(blocks, flushed=cause == FLUSHED)
 
-    def _tell(self, keys: U64, cause: int) -> None:
-        if len(keys):
-            self.ghosts.add(keys, self.clock(), cause)
-            self.directory.record((), PackedKeys(keys.tobytes()))
+    def _to_evict(self, wanted: int, account: int) -> tuple[int, int]:
+        """How many of its own blocks an account must lose for its cap's sake, and how many all."""
+        row = self.pool.accounts[account]
+        own = max(0, int(row[ops.HELD]) + wanted - int(row[ops.CAP]))
+        return own, max(own, wanted - self.pool.free)
 
-    def _choose(self, wanted: int, owner: int) -> I32:
-        meta = self.pool.meta
-        victims = self.order.victims(wanted)
-        self.evicted += wanted
-        published = np.empty(wanted, np.int32)
-        count = ops.sort_out(meta, victims, self.owners.evicted, published)
-        self.forget(published[:count], owner)
-        return victims
+    def _let_pins_give_way(self, evict: int, own: int, account: int) -> None:
+        accounts = self.pool.accounts
+
+        def helps(other: int) -> bool:
+            row = accounts[other]
+            return other == account or bool(row[ops.HELD] > row[ops.RESERVE])
+
+        def own_idle() -> int:
+            return int(accounts[account, ops.CACHED] + accounts[account, ops.TAILS])
+
+        while self.pins and own_idle() < own and self.pins.give_way(lambda a: a == account):
+            pass
+        while self.pins and self.pool.obtainable(account) < evict and self.pins.give_way(helps):
+            pass
+
+    def _evict(self, wanted: int, own: int, asking: For) -> I32:
+        eviction = Eviction(wanted, asking.root.account, own, self.accounts.used_since)
+        departed = self.order.evict(eviction, self.owners.evicted)
+        self.evicted += self.accounts.note_losses(asking.root.account)
+        if len(departed.published):
+            self.forget(departed.published, asking.owner, self.clock())
+        return departed.blocks

@@ -12,47 +12,51 @@ import numpy as np
 from stemkv.kvstore import audit_ops, ops
 from stemkv.kvstore.audit_ops import Blocks, Open
 from stemkv.kvstore.ids import BlockKey
-from stemkv.kvstore.keys import KEY_BYTES, as_bytes
-from stemkv.kvstore.ops import I32, I64, NONE, U64
+from stemkv.kvstore.keys import as_bytes
+from stemkv.kvstore.ops import I32, I64, NONE
 from stemkv.kvstore.roots import Root
 from stemkv.kvstore.store import BlockStore
-from stemkv.kvstore.violations import copies, leaders, roots, violations_of
+from stemkv.kvstore.violations import copies, kept, leaders, quotas, roots, violations_of
 
 
 def audit(store: BlockStore) -> tuple[str, ...]:
-    """Check rules 5 (structure), 7, 8 and 10 and the store's own order; empty means clean."""
+    """Check rules 5 (structure), 7, 8, 10 and 11 and the store's own order; empty means clean."""
     return () if is_clean(store) else violations_of(store)
 
 
 def is_clean(store: BlockStore) -> bool:
     """Whether `violations_of` would find nothing, in much less time."""
     pool = store.pool
-    blocks = Blocks(pool.meta, pool.tokens, pool.keys, pool.table, pool.heads, pool.count)
+    blocks = Blocks(pool.meta, pool.tokens, pool.keys, pool.table, pool.roots, pool.accounts)
     open_ = _open(store)
-    live = [*store.roots]
+    live, owners = [*store.roots], len(store.owners.names)
     place = np.full(pool.capacity, NONE, np.int32)
     return (
-        audit_ops.lists_hold(blocks, place)
+        audit_ops.rows_hold(blocks, _marks(live), owners)
+        and audit_ops.lists_hold(blocks, place)
+        and audit_ops.counts_hold(blocks)
         and _references_hold(store, blocks, open_, place)
-        and audit_ops.rows_hold(blocks, _marks(live), len(store.owners.names))
         and audit_ops.index_holds(blocks)
-        and _keys_hold(store, blocks, live)
+        and _keys_hold(store, blocks)
         and audit_ops.tree_holds(blocks, _indices(live))
         and audit_ops.order_holds(blocks, place, store.order.by_list)
-        and audit_ops.sequences_hold(blocks, open_, len(store.owners.names))
+        and audit_ops.sequences_hold(blocks, open_, owners)
         and len(store.sequences) + store.free_sequences == store.config.max_sequences
         # Few enough to be gone through in words at once; the order has loops of its own.
-        and not any(any(check(store)) for check in (copies, leaders, roots))
+        and not any(any(check(store)) for check in (copies, leaders, roots, quotas))
         and not any(store.order.violations())
     )
 
 
 def _open(store: BlockStore) -> Open:
-    states = store.sequences
+    states, arrays = store.sequences, store.sequence_arrays
     numbers = np.fromiter(states, np.int64, len(states))
-    started = np.fromiter((s.root.index for s in states.values()), np.int64, len(states))
-    arrays = store.sequence_arrays
-    return Open(arrays.rows, arrays.history, arrays.tables, numbers, started)
+    roots, publics, entries = np.zeros((3, len(states)), np.int64)
+    for k, state in enumerate(states.values()):
+        roots[k] = state.root.index
+        publics[k] = state.root.index if state.public is None else state.public.index
+        entries[k] = state.path.entry
+    return Open(arrays.rows, arrays.history, arrays.tables, numbers, roots, publics, entries)
 
 
 def _references_hold(store: BlockStore, blocks: Blocks, open_: Open, place: I32) -> bool:
@@ -62,15 +66,17 @@ def _references_hold(store: BlockStore, blocks: Blocks, open_: Open, place: I32)
             return False
         pinned[copy.source] += 1
     return audit_ops.tables_hold(open_, held) and audit_ops.references_hold(
-        blocks, place, held, pinned
+        blocks, place, held, pinned, kept(store)
     )
 
 
-def _keys_hold(store: BlockStore, blocks: Blocks, live: Sequence[Root]) -> bool:
+def _keys_hold(store: BlockStore, blocks: Blocks) -> bool:
     if store.matcher.hashes_inside:
-        return audit_ops.keys_hold(blocks, _root_keys(live))
+        return audit_ops.keys_hold(blocks)
     pool, matcher = store.pool, store.matcher
-    published = np.flatnonzero(pool.meta[: pool.capacity, ops.STATE] == ops.PUBLISHED)
+    published = np.flatnonzero(
+        pool.live() & (pool.meta[: pool.capacity, ops.STATE] == ops.PUBLISHED)
+    )
     rows = pool.meta[published]
     for b, parent, root in zip(
         published.tolist(), rows[:, ops.PARENT].tolist(), rows[:, ops.ROOT].tolist(), strict=True
@@ -91,12 +97,3 @@ def _marks(live: Sequence[Root]) -> audit_ops.Marks:
     marks = np.zeros(indices.max(initial=NONE) + 1, np.bool_)
     marks[indices] = True
     return marks
-
-
-def _root_keys(live: Sequence[Root]) -> U64:
-    """Return the live roots' keys, uint64 [roots, 2], by their numbers."""
-    indices = _indices(live)
-    keys = np.zeros((indices.max(initial=NONE) + 1, 2), np.uint64)
-    known = np.frombuffer(b"".join(root.key for root in live), np.uint64)
-    keys[indices] = known.reshape(len(live), KEY_BYTES // 8)
-    return keys

@@ -19,6 +19,7 @@ class StoreConfig:
     pushes out nothing worth more.
     compare_policies: keep count of what other policies of eviction would have hit; each release
     then costs a little more.
+    event_blocks: events that are kept for readers, 0 for none. curves: estimate miss-ratio curves.
     prefix_cache False: nothing is ever looked up or published. partial_hits False: full blocks
     only.
     """
@@ -35,6 +36,8 @@ class StoreConfig:
     eviction: str = "lru"
     keep_free: int = 0
     compare_policies: bool = False
+    event_blocks: int = 0
+    curves: bool = False
     prefix_cache: bool = True
     partial_hits: bool = True
 
@@ -49,6 +52,8 @@ class StoreConfig:
             )
         if not 0 <= self.keep_free < self.capacity_blocks:
             raise ValueError(f"keep_free: {self.keep_free} is not in 0..{self.capacity_blocks - 1}")
+        if self.event_blocks < 0:
+            raise ValueError(f"event_blocks: {self.event_blocks} is less than 0")
         if self.hash_function not in HASH_FUNCTIONS:
             known = ", ".join(HASH_FUNCTIONS)
             raise ValueError(f"hash_function: {self.hash_function!r} is not one of {known}")

@@ -1,28 +1,41 @@
 """The order in which unreferenced blocks give way: along the pool's own lists, or by a score.
 
 Tails go first under any policy. Among published blocks only leaves are candidates, so that what
-stays is prefix-closed (rule 8) whatever a score says.
+stays is prefix-closed (rule 8) whatever a score says. Whose blocks give way is not the policy's
+question but the quotas': see `victims`.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from stemkv.kvstore import ops, scoring
+from stemkv.kvstore import leaf_heaps, ops, scoring
 from stemkv.kvstore.history import History
-from stemkv.kvstore.ops import I32, NONE, PIN, REF, STATE
-from stemkv.kvstore.pool import Pool
+from stemkv.kvstore.ops import I32, I64, NONE, PIN, REF, STATE
+from stemkv.kvstore.pool import Departed, Pool
 from stemkv.kvstore.shadows import Shadows, depth_first
 from stemkv.policies.eviction import EvictionPolicy
 from stemkv.policies.eviction.adaptive import Adaptive, adaptive
-from stemkv.policies.eviction.lru import lru
-from stemkv.policies.eviction.protocol import ListPolicy, Scored
+from stemkv.policies.eviction.protocol import Scored
 
 _REMEMBERED = 4
 """Evicted blocks whose rows are kept, for each block of the pool."""
 
 _REMEMBERED_AT_LEAST = 1024
+
+
+class Eviction(NamedTuple):
+    """What an eviction is for.
+
+    wanted: blocks. account: who asks. own: how many of them are to be its own, the first ones.
+    used_since: accounts that used the cache at that time or later share what is not reserved.
+    """
+
+    wanted: int
+    account: int
+    own: int
+    used_since: float
 
 
 class Order(Protocol):
@@ -45,15 +58,15 @@ class Order(Protocol):
         ...
 
     def let_go(self, blocks: I32) -> None:
-        """Note that the sequence holds it no more."""
+        """Note that a sequence or a pin holds a chain no more."""
         ...
 
     def forget(self, blocks: I32, *, flushed: bool) -> None:
-        """Note that published blocks leave the index: as the last victims named, or flushed."""
+        """Note that published blocks have left the index: evicted just now, or flushed."""
         ...
 
-    def victims(self, wanted: int) -> I32:
-        """Name unreferenced blocks, which go at once; there must be as many."""
+    def evict(self, eviction: Eviction, evicted: I64) -> Departed:
+        """Evict blocks; fewer than wanted if no more may go. evicted: counts by owner to add to."""
         ...
 
     def violations(self) -> Iterator[str]:
@@ -76,7 +89,7 @@ def make_order(
         return ScoredOrder(Adaptive({"": policy}), pool, shadows, clock)
     if isinstance(policy, Adaptive):
         return ScoredOrder(policy, pool, shadows, clock)
-    return ListOrder(pool, policy, shadows, clock)
+    return ListOrder(pool, shadows, clock)
 
 
 class ListOrder:
@@ -84,11 +97,8 @@ class ListOrder:
 
     by_list = True
 
-    def __init__(
-        self, pool: Pool, policy: ListPolicy, shadows: Shadows | None, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, pool: Pool, shadows: Shadows | None, clock: Callable[[], float]) -> None:
         self._pool = pool
-        self._policy = policy
         self.shadows = shadows
         self.watches = shadows is not None
         self._clock = clock
@@ -97,7 +107,7 @@ class ListOrder:
 
     def use(self, blocks: I32, looked_up: int) -> None:
         """Count what other policies would have hit of a chain."""
-        blocks = blocks[: scoring.leading_published(self._pool.meta, blocks)]
+        blocks = blocks[: scoring.leading_live(self._pool.meta, self._pool.roots, blocks)]
         if self.shadows is not None and len(blocks):
             self._uses += 1
             self._now = max(self._now, self._clock())
@@ -109,11 +119,9 @@ class ListOrder:
     def forget(self, blocks: I32, *, flushed: bool) -> None:
         """Do nothing."""
 
-    def victims(self, wanted: int) -> I32:
-        """Name them along the lists."""
-        meta, n = self._pool.meta, self._pool.capacity
-        tails, cached = n + ops.TAIL_LIST, n + ops.CACHED_LIST
-        return np.asarray(self._policy(meta[:, ops.NEXT], tails, cached, wanted))
+    def evict(self, eviction: Eviction, evicted: I64) -> Departed:
+        """Evict along the lists."""
+        return self._pool.evict_by_age(*eviction, evicted)
 
     def violations(self) -> Iterator[str]:
         """Find nothing: the lists are the pool's."""
@@ -139,25 +147,26 @@ class ScoredOrder:
         remembered = max(_REMEMBERED * pool.capacity, _REMEMBERED_AT_LEAST)
         self.history = History(list(candidates.values()), pool.capacity + remembered)
         self.shadows = shadows
-        self._heap = scoring.make_heap(pool.capacity)
+        self._leaves = leaf_heaps.make_leaves(pool.capacity, len(pool.accounts))
         self._slots = np.full(pool.capacity, NONE, np.int32)
-        self._gone = np.zeros(pool.capacity, np.bool_)
-        self._aside = np.empty(pool.capacity, np.int32)
         # Cut branches leave new leaves behind; flushes are rare enough to look at all blocks.
         self._stale = False
 
     def use(self, blocks: I32, looked_up: int) -> None:
         """Score a chain's published blocks, under all candidates."""
-        blocks = blocks[: scoring.leading_published(self._pool.meta, blocks)]
+        pool = self._pool
+        blocks = blocks[: scoring.leading_live(pool.meta, pool.roots, blocks)]
         if not len(blocks):
             return
+        self._keep_up()
         self.now = max(self.now, self._clock())
         self.tick += 1
-        keys = self._pool.keys[blocks]
+        keys = pool.keys[blocks]
         slots, _ = self.history.use(keys, self.now)
         self._slots[blocks] = slots
         ties = depth_first(self.tick, np.arange(len(blocks)))
-        scoring.rank(self._heap, blocks, self.history.rows[self.followed], slots, ties)
+        rows = self.history.rows[self.followed]
+        leaf_heaps.rank_blocks(pool.meta, pool.roots, self._leaves, blocks, rows, slots, ties)
         if self.shadows is None or not self.shadows.use(keys, looked_up, self.now, self.tick):
             return
         if len(self._policy.candidates) > 1:
@@ -165,9 +174,11 @@ class ScoredOrder:
 
     def let_go(self, blocks: I32) -> None:
         """Make the chain's end a candidate; nothing else of it can be a leaf."""
-        n = scoring.leading_published(self._pool.meta, blocks)
+        pool = self._pool
+        n = scoring.leading_live(pool.meta, pool.roots, blocks)
         if n:
-            scoring.offer(self._pool.meta, self._heap, self._gone, blocks[n - 1])
+            self._keep_up()
+            leaf_heaps.offer(pool.meta, pool.roots, self._leaves, blocks[n - 1])
 
     def forget(self, blocks: I32, *, flushed: bool) -> None:
         """Keep the rows of these blocks for a while."""
@@ -175,25 +186,43 @@ class ScoredOrder:
         self._slots[blocks] = NONE
         self._stale |= flushed
 
-    def victims(self, wanted: int) -> I32:
-        """Name tails, the least recently used first, then leaves, the lowest first."""
-        pool, victims = self._pool, np.empty(wanted, np.int32)
-        tails = min(wanted, int(pool.count[ops.TAIL_LIST]))
-        if tails:
-            n = pool.capacity
-            ends = n + ops.TAIL_LIST, n + ops.CACHED_LIST
-            victims[:tails] = lru(pool.meta[:, ops.NEXT], *ends, tails)
+    def evict(self, eviction: Eviction, evicted: I64) -> Departed:
+        """Evict tails, the least recently used first, then leaves, the lowest first."""
+        self._keep_up()
+        pool = self._pool
+        out, departed = np.empty((2, eviction.wanted), np.int32)
+        n, left = leaf_heaps.evict_by_score(
+            pool.meta,
+            pool.roots,
+            pool.accounts,
+            pool.table,
+            pool.keys,
+            pool.terms,
+            self._leaves,
+            eviction.account,
+            eviction.own,
+            eviction.used_since,
+            evicted,
+            pool.lost,
+            departed,
+            out,
+        )
+        return Departed(out[:n], departed[:left])
+
+    def _keep_up(self) -> None:
+        """Have a heap for every account, and none of what a flush has taken in them."""
+        missing = len(self._pool.accounts) - len(self._leaves.top)
+        if missing:
+            top = np.append(self._leaves.top, np.full(missing, NONE, np.int32))
+            self._leaves = self._leaves._replace(top=top)
         if self._stale:
             self._rebuild()
-        named = scoring.name_victims(pool.meta, self._heap, self._gone, self._aside, victims, tails)
-        assert named == wanted, "an unreferenced block has no unreferenced leaf below it"
-        return victims
 
     def _choose(self, shadows: Shadows) -> None:
         best = self._policy.choose(shadows.recent_hits, shadows.recent_lookups, self.followed)
         if best != self.followed:
             self.followed = best
-            self._heap.score[:] = self._scores()
+            self._leaves.score[:] = self._scores()
             self._rebuild()
 
     def _scores(self) -> ops.F64:
@@ -203,40 +232,32 @@ class ScoredOrder:
         return scores
 
     def _rebuild(self) -> None:
-        scoring.offer_all(self._pool.meta, self._heap, self._gone)
+        leaf_heaps.offer_all(self._pool.meta, self._pool.roots, self._leaves)
         self._stale = False
 
     def violations(self) -> Iterator[str]:
-        """Check that the heap is one, that every leaf is in it, and that scores are the rows'."""
-        heap, meta, slots = self._heap, self._pool.meta[: self._pool.capacity], self._slots
-        size = int(heap.size[0])
-        items = heap.items[: max(size, 0)]
-        known = ((items >= 0) & (items < self._pool.capacity)).all()
-        places = np.flatnonzero(heap.at != NONE)
-        if not known or len(places) != size or (heap.at[items] != np.arange(size)).any():
-            yield "order of eviction: the heap and the places in it disagree"
-            return
+        """Check that heaps are heaps, every leaf is in its own, and scores are the rows'."""
+        pool, leaves, slots = self._pool, self._leaves, self._slots
         if ((slots < NONE) | (slots >= len(self.history.keyed.keys))).any():
             yield "order of eviction: a block's score is nowhere"
             return
-        above = items[(np.arange(1, size) - 1) >> 1]
-        here, score, tie = items[1:], heap.score, heap.tie
-        tied = (score[here] == score[above]) & (tie[here] < tie[above])
-        for b in here[tied | (score[here] < score[above])]:
-            yield f"order of eviction: block {b} stands behind one that goes later"
-        if self._gone.any():
-            yield "order of eviction: marks of victims were left"
-        published = meta[:, STATE] == ops.PUBLISHED
-        idle = published & (meta[:, REF] == 0) & (meta[:, PIN] == 0)
-        leaves = idle & (meta[:, ops.FIRST_CHILD] == NONE)
-        for b in np.flatnonzero(leaves & (heap.at == NONE)) if not self._stale else ():
-            yield f"block {b} is a leaf that nothing holds, and no candidate for eviction"
+        live = pool.live() & (pool.meta[: pool.capacity, STATE] == ops.PUBLISHED)
+        if not self._stale:
+            broken = leaf_heaps.first_broken(pool.meta, pool.roots, leaves)
+            if broken != NONE:
+                yield f"order of eviction: block {broken} stands where it does not belong"
+                return
+            alone = leaf_heaps.first_left_out(pool.meta, pool.roots, leaves)
+            if alone != NONE:
+                yield f"block {alone} is a leaf that nothing holds, and no candidate for eviction"
+        meta = pool.meta[: pool.capacity]
+        idle = live & (meta[:, REF] == 0) & (meta[:, PIN] == 0)
         for b in np.flatnonzero(idle & (slots == NONE)):
             yield f"block {b} was used, and has no score"
-        scored = np.flatnonzero(published & (slots != NONE))
-        strange = (self.history.keyed.keys[slots[scored]] != self._pool.keys[scored]).any(axis=1)
+        scored = np.flatnonzero(live & (slots != NONE))
+        strange = (self.history.keyed.keys[slots[scored]] != pool.keys[scored]).any(axis=1)
         for b in scored[strange]:
             yield f"block {b} has the score of another"
-        wrong = idle & (heap.score != self._scores())
+        wrong = idle & (leaves.score != self._scores())
         for b in np.flatnonzero(wrong):
             yield f"block {b} is ordered by a score that is not its own"

@@ -6,16 +6,16 @@ said of the asking tenant's own blocks alone.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import chain as chained
 from itertools import islice
 
 import numpy as np
 
 from stemkv.kvstore import ops
+from stemkv.kvstore.finding import Way
 from stemkv.kvstore.ghosts import FLUSHED, Ghost
 from stemkv.kvstore.ids import BlockKey
 from stemkv.kvstore.keys import as_bytes, chain
-from stemkv.kvstore.matching import NO_MATCH, Match, end_of
+from stemkv.kvstore.matching import Match
 from stemkv.kvstore.namespace import Namespace
 from stemkv.kvstore.pool import Tokens
 from stemkv.kvstore.roots import Root
@@ -53,22 +53,34 @@ def explain(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Case:
-    """One prompt, and what of it is there. root: None if nothing was opened in its namespace."""
+    """One prompt, where its chain goes, and what of it is there."""
 
     store: BlockStore
     namespace: Namespace
     prompt: Tokens
-    root: Root | None
+    way: Way
     match: Match
+    parent: int
     hurried: bool
 
     @classmethod
     def of(cls, store: BlockStore, namespace: Namespace, prompt: Tokens, hurried: bool) -> "_Case":
-        root, match = store.roots.find(namespace), NO_MATCH
-        if root is not None and store.may_hit:
-            owner = store.owners.find(namespace.tenant)
-            match = store.matcher.match(root, prompt, owner, partial=store.config.partial_hits)
-        return cls(store, namespace, prompt, root, match, hurried)
+        way, found = store.find(namespace, prompt)
+        return cls(store, namespace, prompt, way, *found, hurried)
+
+    @property
+    def is_public(self) -> bool:
+        """Whether the next block belongs to a public prefix."""
+        return len(self.match.blocks) < self.way.entry
+
+    @property
+    def place(self) -> tuple[Namespace, bytes, Tokens]:
+        """Which namespace the next block is of, after which public block, and its chain there."""
+        if self.is_public:
+            n = self.namespace
+            return self.store.publics.namespace(n.adapter, n.adapter_digest), b"", self.prompt
+        start = self.way.entry * self.store.config.block_size
+        return self.namespace, self.way.key, self.prompt[start:]
 
     @property
     def full_tokens(self) -> int:
@@ -92,16 +104,21 @@ class _Case:
 
     def key(self) -> BlockKey:
         """Return the key that the next block has."""
-        if self.root is None:
-            return self.key_under(self.store.roots.key_of(self.namespace))
+        if self.parent == ops.NONE:
+            end = self.full_tokens + self.store.config.block_size
+            return self.store.keys_of(self.namespace, self.prompt[:end])[-1]
         # The blocks before it are here, and have their keys.
-        matcher, parent = self.store.matcher, end_of(self.match.blocks, self.root)
-        return matcher.hash(matcher.key_of_parent(parent, self.root) + as_bytes(self.next_block))
+        if self.parent >= 0:
+            above = self.store.pool.key(self.parent)
+        else:
+            above = self.store.roots[-2 - self.parent].key
+        return self.store.matcher.hash(above + as_bytes(self.next_block))
 
     def key_under(self, root: BlockKey) -> BlockKey:
         """Return the key that the next block has in a chain from this root key."""
-        data = as_bytes(self.prompt[: self.full_tokens + self.store.config.block_size])
-        return chain(self.store.matcher.digest, root, data, self.store.config.block_size)[-1]
+        size, (_, _, own) = self.store.config.block_size, self.place
+        end = self.full_tokens + size - (len(self.prompt) - len(own))
+        return chain(self.store.matcher.digest, root, as_bytes(own[:end]), size)[-1]
 
     def because(self, reason: StopReason, detail: str) -> Explanation:
         """Give this reason."""
@@ -138,10 +155,9 @@ def _complete(case: _Case) -> Explanation | None:
 
 
 def _computing(case: _Case) -> Explanation | None:
-    if case.root is None or case.ends_early:
+    if case.parent == ops.NONE or case.ends_early:
         return None
-    parent = end_of(case.match.blocks, case.root)
-    if case.store.leaders.find((parent, as_bytes(case.next_block))) is None:
+    if case.store.leaders.find((case.parent, as_bytes(case.next_block))) is None:
         return None
     return case.because("computing", "Another request is computing the next block now.")
 
@@ -150,17 +166,22 @@ def _left(case: _Case) -> Explanation | None:
     """Say when and why the next block left, in this generation or in one before a flush."""
     if case.ends_early:
         return None
-    store = case.store
-    retired = store.roots.retired_keys(case.namespace)
-    for key in chained((case.key(),), map(case.key_under, retired)):
+    store, (space, entry, _) = case.store, case.place
+    ghost = store.ghosts.find(case.key())
+    if ghost is not None:
+        return _flushed(case, ghost.seconds) if ghost.cause == FLUSHED else _evicted(case, ghost)
+    for root, died in store.roots.retired_keys(space, entry):
+        key = case.key_under(root)
         ghost = store.ghosts.find(key)
-        if ghost is not None:
-            return _flushed(case, ghost) if ghost.cause == FLUSHED else _evicted(case, ghost)
+        if ghost is not None and ghost.cause != FLUSHED:
+            return _evicted(case, ghost)
+        if ghost is not None or (store.pool.stale and store.pool.is_stale(key)):
+            return _flushed(case, died)
     return None
 
 
-def _flushed(case: _Case, ghost: Ghost) -> Explanation:
-    seconds = case.store.clock() - ghost.seconds
+def _flushed(case: _Case, at: float) -> Explanation:
+    seconds = case.store.clock() - at
     return case.because("flushed", f"The next block was flushed {seconds:.1f} seconds ago.")
 
 
@@ -178,13 +199,14 @@ def _elsewhere(case: _Case) -> Explanation | None:
     """Say which other adapter or salt of the domain holds more of the prompt."""
     if case.ends_early:
         return None
-    _, adapter, digest, salt = identity = _identity(case)
+    space, _, own = case.place
+    adapter, digest = space.adapter, space.adapter_digest
+    above = case.full_tokens - (len(case.prompt) - len(own))
     for root in _others(case):
-        held = len(case.store.matcher.full_blocks(root, case.prompt))
-        if held <= len(case.match.blocks):
+        held = len(case.store.matcher.full_blocks(root, own))
+        if held * case.store.config.block_size <= above:
             continue
         tokens = held * case.store.config.block_size
-        assert root.identity != identity
         if (root.identity[1], root.identity[2]) != (adapter, digest):
             other = f"adapter {root.identity[1]!r}" if root.identity[1] else "no adapter"
             if root.identity[1] == adapter:
@@ -192,7 +214,6 @@ def _elsewhere(case: _Case) -> Explanation | None:
             return case.because(
                 "other_adapter", f"{tokens} tokens are cached for {other}, which shares nothing."
             )
-        assert root.identity[3] != salt
         other = f"salt {root.identity[3]!r}" if root.identity[3] else "no salt"
         return case.because(
             "other_salt", f"{tokens} tokens are cached under {other}, which shares nothing."
@@ -202,27 +223,22 @@ def _elsewhere(case: _Case) -> Explanation | None:
 
 def _others(case: _Case) -> list[Root]:
     """Return the namespaces of the same domain, the newest first if not all are looked at."""
-    roots = case.store.roots
+    roots, (space, entry, _) = case.store.roots, case.place
     if not case.hurried:
-        return roots.siblings(case.namespace)
+        return roots.siblings(space, entry)
     if len(roots) > _NAMESPACES_SIFTED:
         return []
-    return roots.siblings(case.namespace)[: -_NAMESPACES_COMPARED - 1 : -1]
-
-
-def _identity(case: _Case) -> tuple[bytes, str, bytes, str]:
-    n = case.namespace
-    return (n.domain, n.adapter, n.adapter_digest, n.salt)
+    return roots.siblings(space, entry)[: -_NAMESPACES_COMPARED - 1 : -1]
 
 
 def _differs(case: _Case) -> Explanation | None:
     """Say which token sets the prompt apart from the nearest block of the same tenant."""
-    if case.root is None:
+    if case.parent == ops.NONE:
         return None
     pool, offset = case.store.pool, case.full_tokens
     nearest, length = case.match.partial, case.match.partial_tokens
     if nearest == ops.NONE:
-        nearest, length = _nearest(case, case.root)
+        nearest, length = _nearest(case)
     if nearest == ops.NONE or length == min(pool.meta[nearest, ops.FILL], len(case.next_block)):
         return None
     expected, found = int(pool.tokens[nearest, length]), int(case.prompt[offset + length])
@@ -239,12 +255,12 @@ def _differs(case: _Case) -> Explanation | None:
     )
 
 
-def _nearest(case: _Case, root: Root) -> tuple[int, int]:
+def _nearest(case: _Case) -> tuple[int, int]:
     """Return the own block after the match with the longest common prefix, and its length."""
     pool, offset = case.store.pool, case.full_tokens
-    owner = case.store.owners.find(case.namespace.tenant)
+    owner = case.store.owners.find(case.place[0].tenant)
     nearest, length = ops.NONE, -1
-    for block in islice(pool.children(end_of(case.match.blocks, root)), _SIBLINGS):
+    for block in islice(pool.children(case.parent), _SIBLINGS):
         if pool.meta[block, ops.OWNER] == owner:
             same = pool.common_prefix(block, case.prompt, offset)
             if same > length:

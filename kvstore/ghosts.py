@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stemkv.kvstore import ops
+from stemkv.kvstore import victims
 from stemkv.kvstore.ids import BlockKey
 from stemkv.kvstore.ops import U64
 
@@ -31,7 +31,7 @@ class GhostLog:
 
     def add(self, keys: U64, seconds: float, cause: int) -> None:
         """Note keys uint64 [blocks, 2] that left now."""
-        ops.note_departures(
+        victims.note_departures(
             self._keys, self._seconds, self._cause, self._written, keys, seconds, cause
         )
         self._written += len(keys)

@@ -77,12 +77,11 @@ def get_block(store: BlockStore, key: str) -> BlockDetail | None:
 
 
 def _in_tree(store: BlockStore) -> npt.NDArray[np.bool_]:
-    states = store.pool.meta[: store.pool.capacity, ops.STATE]
-    return np.isin(states, (ops.PUBLISHED, ops.TAIL))
+    return store.pool.live()
 
 
 def _is_of(root: Root, adapter: str | None, salt: str | None) -> bool:
-    _, its_adapter, _, its_salt = root.identity
+    _, its_adapter, _, its_salt, _ = root.identity
     return adapter in (None, its_adapter) and salt in (None, its_salt)
 
 
@@ -93,7 +92,8 @@ def _find(store: BlockStore, key: str) -> npt.NDArray[np.int64]:
             f"key: {key!r} is not {_SHORTEST_PREFIX} to {2 * KEY_BYTES} hexadecimal digits"
         )
     pool = store.pool
-    published = np.flatnonzero(pool.meta[: pool.capacity, ops.STATE] == ops.PUBLISHED)
+    states = pool.meta[: pool.capacity, ops.STATE]
+    published = np.flatnonzero(pool.live() & (states == ops.PUBLISHED))
     digits = pool.keys[published].view(np.uint8).reshape(-1, KEY_BYTES)
     whole = bytes.fromhex(key[: len(key) // 2 * 2])
     same = (digits[:, : len(whole)] == np.frombuffer(whole, np.uint8)).all(axis=1)
@@ -129,7 +129,7 @@ class _Describer:
         pool = self.store.pool
         row = pool.meta[block].tolist()
         parent = row[ops.PARENT]
-        _, adapter, _, salt = self.store.roots[row[ops.ROOT]].identity
+        _, adapter, _, salt, _ = self.store.roots[row[ops.ROOT]].identity
         references = row[ops.REF] + row[ops.PIN]
         return BlockInfo(
             block=block,

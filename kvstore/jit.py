@@ -22,7 +22,16 @@ R = TypeVar("R")
 COMPILES = not numba.config.DISABLE_JIT
 """Whether `compiled` compiles, or leaves functions as they are."""
 
-_SOURCES = ("audit_ops.py", "ops.py", "scoring.py", "xxh3.py")
+_SOURCES = (
+    "audit_ops.py",
+    "chains.py",
+    "curve_ops.py",
+    "leaf_heaps.py",
+    "ops.py",
+    "scoring.py",
+    "victims.py",
+    "xxh3.py",
+)
 
 
 @cache

@@ -15,11 +15,15 @@ from stemkv.kvstore.xxh3 import MAX_WORDS, MIN_WORDS
 
 
 class Match(NamedTuple):
-    """What of a prompt is there: leading full blocks, then `partial_tokens` of block `partial`."""
+    """What of a prompt is there: leading full blocks, then `partial_tokens` of block `partial`.
+
+    unheld: how many of the blocks nothing holds that the prompt's own account is charged with.
+    """
 
     blocks: I32
     partial: int = NONE
     partial_tokens: int = 0
+    unheld: int = 0
 
 
 NO_MATCH = Match(NO_BLOCKS)
@@ -55,7 +59,7 @@ class Matcher:
         return BlockKey(self.digest(data))
 
     def full_blocks(self, root: Root, prompt: Tokens) -> I32:
-        """Return the leading published blocks of a prompt, verified one by one."""
+        """Return the leading published blocks of a prompt below a root, verified one by one."""
         size = self.pool.block_size
         out = np.empty(len(prompt) // size, np.int32)
         data = b""
@@ -73,18 +77,22 @@ class Matcher:
             out[i], parent, i = b, b, i + 1
 
     def match(self, root: Root, prompt: Tokens, owner: int, *, partial: bool) -> Match:
-        """Return a prompt's longest reusable prefix; partial False: full blocks only."""
+        """Return a prompt's longest reusable prefix below a root; partial False: full blocks only.
+
+        owner: whose blocks may be copied in part.
+        """
         if self.hashes_inside:
             found = self.pool.match_chain(prompt, root.index, owner)
-            return Match(*found) if partial else Match(found[0])
+            return Match(*found) if partial else Match(found[0], unheld=found[3])
         blocks = self.full_blocks(root, prompt)
+        unheld = self.pool.unheld(blocks, root.account)
         offset = len(blocks) * self.pool.block_size
         if not partial or offset == len(prompt):
-            return Match(blocks)
+            return Match(blocks, unheld=unheld)
         block, length = self.pool.best_partial(prompt, offset, end_of(blocks, root), owner)
-        return Match(blocks, block, length)
+        return Match(blocks, block, length, unheld)
 
 
 def end_of(blocks: I32, root: Root) -> int:
-    """Name the parent of what follows on a chain of blocks."""
+    """Name the parent of what follows on a chain of blocks below a root."""
     return int(blocks[-1]) if len(blocks) else root.reference

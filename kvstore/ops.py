@@ -1,19 +1,25 @@
-"""Inner loops over the block arrays: order lists, the key index, the tree, references.
+"""Inner loops over the block arrays: order lists, counts, the key index, the tree, references.
 
-One row of `meta` is one physical block; there is no Python object a block. All compiled code of
-the store is in this one file, because numba's disk cache notices a change of the file that a
-function is in, not of the functions that it calls.
+One row of `meta` is one physical block; there is no Python object a block.
 
-    meta   int32  [capacity + 3, COLUMNS]   a row a block, then one sentinel a list
-    tokens int32  [capacity, block_size]    what a published block or a tail holds
-    keys   uint64 [capacity, 2]             its 16-byte key, low half first
-    table  int64  [power of two >= 2 x capacity]  open addressing over keys: 31 bits of the key,
-                                                  then the block's number; -1 empty
-    heads  int32  [roots]                   newest child of each root
-    count  int64  [COUNTS]
+    meta     int32  [capacity + lists, COLUMNS]  a row a block, then a sentinel a list
+    tokens   int32  [capacity, block_size]       what a published block or a tail holds
+    keys     uint64 [capacity, 2]                its 16-byte key, low half first
+    table    int64  [power of two >= 2 x capacity]  open addressing over keys: 31 bits of the key,
+                                                    then the block's number; -1 empty
+    roots    int64  [roots, ROOT_COLUMNS]        a row a root
+    accounts int64  [accounts, ACCOUNT_COLUMNS]  row POOL for the whole pool, then a row an account
 
 A parent is a block's number, or -2 - r for root r. Children of a parent form a list from the most
 recently used to the least.
+
+Lists: FREE_LIST, and for each account one of cached blocks and one of tails, the least recently
+used first. The sentinel of list n is row -1 - n, which stays its number when rows are put between
+the blocks and the sentinels. A list's newest end is its sentinel's PREV.
+
+A block that nothing holds is counted in its root's, its account's and the pool's row: CACHED or
+TAILS if it is on such a list, KEPT if pins keep it off. Blocks of a dead root (flushed) are counted
+as STALE in the pool's row alone; they stay on the lists until `victims.sweep` meets them.
 """
 
 from typing import Any
@@ -22,7 +28,6 @@ import numpy as np
 import numpy.typing as npt
 
 from stemkv.kvstore.jit import compiled
-from stemkv.kvstore.xxh3 import swapped, xxh3_128
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -31,104 +36,281 @@ F64 = npt.NDArray[np.float64]
 Int = int | np.signedinteger[Any]
 """A number as compiled code has it; plain Python when it is not compiled."""
 
-# Columns of meta.
+# Columns of meta. REF: sequences that hold the block. PIN: copies that read it. KEEP: pins of
+# operators that keep it. STAMP: the low 31 bits of the pool's STAMP when it was let go.
 REF, PIN, PARENT, FIRST_CHILD, NEXT_SIBLING, PREV_SIBLING = 0, 1, 2, 3, 4, 5
-PREV, NEXT, ROOT, OWNER, FILL, STATE = 6, 7, 8, 9, 10, 11
-COLUMNS = 12
+PREV, NEXT, ROOT, OWNER, FILL, STATE, KEEP, STAMP = 6, 7, 8, 9, 10, 11, 12, 13
+COLUMNS = 14
 
 # States. FREE: in the free list. PRIVATE: written by its one holder. PUBLISHED: in the index,
 # immutable. TAIL: partly filled, no key, only ever copied from. QUARANTINED: out of service.
 FREE, PRIVATE, PUBLISHED, TAIL, QUARANTINED = 0, 1, 2, 3, 4
 
-# Counts of blocks on the three lists; their sentinels are rows capacity + the same number.
-FREE_LIST, CACHED_LIST, TAIL_LIST = 0, 1, 2
-COUNTS = 3
+# Columns of roots and accounts alike: blocks that nothing holds, by kind.
+CACHED, TAILS, KEPT = 0, 1, 2
+KINDS = 3
+
+# More columns of roots. HEAD: its most recently used child. DEAD: 1 after a flush. CHARGED: blocks
+# that are of this root, private and stale ones too. KEY_LOW, KEY_HIGH: its key's bits.
+HEAD, ACCOUNT, DEAD, CHARGED, KEY_LOW, KEY_HIGH = 3, 4, 5, 6, 7, 8
+ROOT_COLUMNS = 9
+
+# More columns of accounts: HELD, blocks charged to it, in use or not; its quota in blocks.
+HELD, RESERVE, CAP = 3, 4, 5
+
+# More columns of the pool's row. STALE: flushed, not yet free again. OUT: quarantined. NOW: how
+# often blocks were let go.
+POOL = 0
+FREED, STALE, OUT, NOW = 3, 4, 5, 6
+ACCOUNT_COLUMNS = 7
+
+FREE_LIST = 0
+_LOW_31 = 0x7FFFFFFF
 
 NONE = -1
 COLLISION = -2
 
-# Columns of a sequence's row; see `sequences.SequenceState`.
-LENGTH, COMPUTED, RESERVED, BLOCKS, PUBLISHED_BLOCKS = 0, 1, 2, 3, 4
-WRITES, SEQUENCE_OWNER, PROMPT_BLOCKS, ROOT_INDEX = 5, 6, 7, 8
-SEQUENCE_COLUMNS = 9
+
+@compiled
+def cached_list(account: Int) -> Int:
+    """Return the number of an account's list of cached blocks."""
+    return 2 * account - 1
 
 
 @compiled
-def link_newest(meta: I32, count: I64, which: Int, b: Int) -> None:
+def tail_list(account: Int) -> Int:
+    """Return the number of an account's list of tails."""
+    return 2 * account
+
+
+@compiled
+def link_newest(meta: I32, which: Int, b: Int) -> None:
     """Put block b at the newest end of a list."""
-    head = meta.shape[0] - 3 + which
+    head = -1 - which
     last = meta[head, PREV]
     meta[last, NEXT] = b
     meta[b, PREV] = last
     meta[b, NEXT] = head
     meta[head, PREV] = b
-    count[which] += 1
 
 
 @compiled
-def free_all(meta: I32, count: I64) -> None:
-    """Put every block on the free list."""
-    for b in range(meta.shape[0] - COUNTS):
-        link_newest(meta, count, FREE_LIST, b)
-
-
-@compiled
-def unlink(meta: I32, count: I64, which: Int, b: Int) -> None:
+def unlink(meta: I32, b: Int) -> None:
     """Take block b off its list."""
     before, after = meta[b, PREV], meta[b, NEXT]
     meta[before, NEXT] = after
     meta[after, PREV] = before
-    count[which] -= 1
 
 
 @compiled
-def first_child(meta: I32, heads: I32, parent: Int) -> Int:
+def free_all(meta: I32, accounts: I64, capacity: Int) -> None:
+    """Put every block on the free list."""
+    for b in range(capacity):
+        link_newest(meta, FREE_LIST, b)
+    accounts[POOL, FREED] = capacity
+
+
+@compiled
+def tally(roots: I64, accounts: I64, root: Int, kind: Int, change: Int) -> None:
+    """Count blocks of a root that nothing holds, into a kind or (change < 0) out of it."""
+    roots[root, kind] += change
+    accounts[roots[root, ACCOUNT], kind] += change
+    accounts[POOL, kind] += change
+
+
+@compiled
+def charge(roots: I64, accounts: I64, root: Int, change: Int) -> None:
+    """Charge blocks to a root and its account, or (change < 0) no longer."""
+    roots[root, CHARGED] += change
+    accounts[roots[root, ACCOUNT], HELD] += change
+
+
+@compiled
+def kind_of(meta: I32, b: Int) -> Int:
+    """Which kind a published block or a tail is when nothing holds it and no pin keeps it."""
+    return CACHED if meta[b, STATE] == PUBLISHED else TAILS
+
+
+@compiled
+def list_of(meta: I32, roots: I64, b: Int) -> Int:
+    """Which list a published block or a tail is on when nothing holds it and no pin keeps it."""
+    account = roots[meta[b, ROOT], ACCOUNT]
+    return cached_list(account) if meta[b, STATE] == PUBLISHED else tail_list(account)
+
+
+@compiled
+def free(meta: I32, roots: I64, accounts: I64, b: Int) -> None:
+    """Put a block that is out of everything on the free list; nobody is charged any more."""
+    charge(roots, accounts, meta[b, ROOT], -1)
+    meta[b, STATE] = FREE
+    link_newest(meta, FREE_LIST, b)
+    accounts[POOL, FREED] += 1
+
+
+@compiled
+def park(meta: I32, roots: I64, accounts: I64, b: Int) -> None:
+    """Put a block that nothing holds any more where it can be taken from."""
+    state, root = meta[b, STATE], meta[b, ROOT]
+    if state == PRIVATE:
+        free(meta, roots, accounts, b)
+        return
+    if state == QUARANTINED:
+        return
+    if roots[root, DEAD] != 0:
+        accounts[roots[root, ACCOUNT], HELD] -= 1
+        accounts[POOL, STALE] += 1
+    elif meta[b, KEEP] > 0:
+        tally(roots, accounts, root, KEPT, 1)
+    else:
+        tally(roots, accounts, root, kind_of(meta, b), 1)
+    if meta[b, KEEP] == 0:
+        meta[b, STAMP] = accounts[POOL, NOW] & _LOW_31
+        link_newest(meta, list_of(meta, roots, b), b)
+
+
+@compiled
+def unpark(meta: I32, roots: I64, accounts: I64, b: Int) -> None:
+    """Take a published block or a tail of a live root, which nothing holds, off where it is."""
+    if meta[b, KEEP] > 0:
+        tally(roots, accounts, meta[b, ROOT], KEPT, -1)
+    else:
+        unlink(meta, b)
+        tally(roots, accounts, meta[b, ROOT], kind_of(meta, b), -1)
+
+
+@compiled
+def is_held(meta: I32, b: Int) -> bool:
+    """Whether a sequence or a copy holds a block."""
+    return bool(meta[b, REF] > 0 or meta[b, PIN] > 0)
+
+
+# --- the tree -------------------------------------------------------------------------------------
+
+
+@compiled
+def first_child(meta: I32, roots: I64, parent: Int) -> Int:
     """Return the most recently used child of a block or root, NONE without."""
     if parent >= 0:
         return int(meta[parent, FIRST_CHILD])
-    return int(heads[-2 - parent])
+    return int(roots[-2 - parent, HEAD])
 
 
 @compiled
-def set_first_child(meta: I32, heads: I32, parent: Int, b: Int) -> None:
+def set_first_child(meta: I32, roots: I64, parent: Int, b: Int) -> None:
     """Make b the head of the parent's list of children."""
     if parent >= 0:
         meta[parent, FIRST_CHILD] = b
     else:
-        heads[-2 - parent] = b
+        roots[-2 - parent, HEAD] = b
 
 
 @compiled
-def add_child(meta: I32, heads: I32, parent: Int, b: Int) -> None:
+def add_child(meta: I32, roots: I64, parent: Int, b: Int) -> None:
     """Put b at the front of the parent's children."""
-    front = first_child(meta, heads, parent)
+    front = first_child(meta, roots, parent)
     meta[b, PARENT] = parent
     meta[b, NEXT_SIBLING] = front
     meta[b, PREV_SIBLING] = NONE
     if front >= 0:
         meta[front, PREV_SIBLING] = b
-    set_first_child(meta, heads, parent, b)
+    set_first_child(meta, roots, parent, b)
 
 
 @compiled
-def remove_child(meta: I32, heads: I32, b: Int) -> None:
+def remove_child(meta: I32, roots: I64, b: Int) -> None:
     """Take b out of its parent's children."""
     before, after = meta[b, PREV_SIBLING], meta[b, NEXT_SIBLING]
     if before >= 0:
         meta[before, NEXT_SIBLING] = after
     else:
-        set_first_child(meta, heads, meta[b, PARENT], after)
+        set_first_child(meta, roots, meta[b, PARENT], after)
     if after >= 0:
         meta[after, PREV_SIBLING] = before
 
 
 @compiled
-def move_to_front(meta: I32, heads: I32, b: Int) -> None:
+def move_to_front(meta: I32, roots: I64, b: Int) -> None:
     """Make b the most recently used child of its parent."""
     if meta[b, PREV_SIBLING] >= 0:
         parent = meta[b, PARENT]
-        remove_child(meta, heads, b)
-        add_child(meta, heads, parent, b)
+        remove_child(meta, roots, b)
+        add_child(meta, roots, parent, b)
+
+
+@compiled
+def enter(
+    meta: I32, roots: I64, accounts: I64, b: Int, fill: Int, parent: Int, root: Int, owner: Int
+) -> None:
+    """Put a private block that holds `fill` tokens into the tree; the caller sets tokens and state.
+
+    It is charged to the account of this root from now on.
+    """
+    if meta[b, ROOT] != root:
+        charge(roots, accounts, meta[b, ROOT], -1)
+        charge(roots, accounts, root, 1)
+        meta[b, ROOT] = root
+    meta[b, FILL] = fill
+    meta[b, OWNER] = owner
+    meta[b, FIRST_CHILD] = NONE
+    add_child(meta, roots, parent, b)
+
+
+@compiled
+def withdraw(meta: I32, roots: I64, table: I64, keys: U64, b: Int) -> None:
+    """Take a block out of the tree, and out of the index if it is published."""
+    if meta[b, STATE] == PUBLISHED:
+        delete_key(table, keys, b)
+    remove_child(meta, roots, b)
+
+
+@compiled
+def drop(meta: I32, roots: I64, accounts: I64, table: I64, keys: U64, b: Int) -> bool:
+    """Take a block out of index and lists but leave the tree's links; True if it is now free.
+
+    A block that is still held becomes PRIVATE and goes on serving its holders.
+    """
+    if meta[b, STATE] == PUBLISHED:
+        delete_key(table, keys, b)
+    held = is_held(meta, b)
+    if not held:
+        unpark(meta, roots, accounts, b)
+    meta[b, STATE] = PRIVATE
+    meta[b, KEEP] = 0
+    meta[b, PARENT] = NONE
+    meta[b, FIRST_CHILD] = NONE
+    if not held:
+        free(meta, roots, accounts, b)
+    return not held
+
+
+@compiled
+def drop_all(meta: I32, roots: I64, accounts: I64, table: I64, keys: U64, blocks: I32) -> Int:
+    """Drop these blocks; return how many something still holds."""
+    held = 0
+    for b in blocks:
+        if not drop(meta, roots, accounts, table, keys, b):
+            held += 1
+    return held
+
+
+@compiled
+def subtree(meta: I32, roots: I64, top: Int, out: I32, n: Int) -> Int:
+    """Append top and all below it to out[n:], top first, and cut top off its parent."""
+    remove_child(meta, roots, top)
+    out[n] = top
+    read = n
+    n += 1
+    while read < n:
+        b = meta[out[read], FIRST_CHILD]
+        read += 1
+        while b >= 0:
+            out[n] = b
+            n += 1
+            b = meta[b, NEXT_SIBLING]
+    return n
+
+
+# --- the index ------------------------------------------------------------------------------------
 
 
 @compiled
@@ -144,15 +326,15 @@ def block_of(entry: np.int64) -> np.int64:
 
 
 @compiled
-def find_key(table: I64, keys: U64, low: np.uint64, high: np.uint64) -> Int:
-    """Return the block published under a key, NONE without."""
+def find_key(table: I64, keys: U64, meta: I32, roots: I64, low: np.uint64, high: np.uint64) -> Int:
+    """Return the block of a live root that is published under a key, NONE without."""
     mask = np.int64(table.shape[0] - 1)
     tag = tag_of(low)
     i = tag & mask
     while table[i] >= 0:
         if table[i] >> 32 == tag:
             b = block_of(table[i])
-            if keys[b, 0] == low and keys[b, 1] == high:
+            if keys[b, 0] == low and keys[b, 1] == high and roots[meta[b, ROOT], DEAD] == 0:
                 return b
         i = (i + 1) & mask
     return NONE
@@ -160,7 +342,7 @@ def find_key(table: I64, keys: U64, low: np.uint64, high: np.uint64) -> Int:
 
 @compiled
 def insert_key(table: I64, keys: U64, b: Int) -> None:
-    """Enter a block under the key in its row; the key must not be there."""
+    """Enter a block under the key in its row; no block of a live root may have it."""
     mask = np.int64(table.shape[0] - 1)
     tag = tag_of(keys[b, 0])
     i = tag & mask
@@ -191,592 +373,115 @@ def delete_key(table: I64, keys: U64, b: Int) -> None:
     table[i] = NONE
 
 
-@compiled
-def common_prefix(tokens: I32, b: Int, prompt: I32, offset: Int, limit: Int) -> Int:
-    """How many of block b's first tokens, at most limit, equal prompt[offset:]."""
-    n = 0
-    while n < limit and tokens[b, n] == prompt[offset + n]:
-        n += 1
-    return n
+# --- references -----------------------------------------------------------------------------------
 
 
 @compiled
-def matches(tokens: I32, meta: I32, b: Int, parent: Int, prompt: I32, offset: Int) -> bool:
-    """Whether b is the published child of parent that holds the block of prompt at offset."""
-    if meta[b, STATE] != PUBLISHED or meta[b, PARENT] != parent:
-        return False
-    size = int(tokens.shape[1])
-    return common_prefix(tokens, b, prompt, offset, size) == size
-
-
-@compiled
-def walk(
-    tokens: I32, meta: I32, heads: I32, prompt: I32, parent: Int, start: Int, stop: Int, out: I32
-) -> Int:
-    """Follow newest children from block index start; return the index of the first not found so.
-
-    out[i] gets the block of index i. Compares parent and tokens, so it needs no key.
-    """
-    size = tokens.shape[1]
-    for i in range(start, stop):
-        b = first_child(meta, heads, parent)
-        if b < 0 or not matches(tokens, meta, b, parent, prompt, i * size):
-            return i
-        out[i] = b
-        parent = b
-    return stop
-
-
-@compiled
-def best_partial(
-    tokens: I32, meta: I32, heads: I32, prompt: I32, offset: Int, parent: Int, owner: Int
-) -> tuple[Int, Int]:
-    """Return the child of parent with the longest common prefix with prompt[offset:]; its length.
-
-    Looks at the 32 most recently used children, published or tails, of this owner alone.
-    """
-    best: Int = NONE
-    length: Int = 0
-    rest = prompt.shape[0] - offset
-    b = first_child(meta, heads, parent)
-    for _ in range(32):
-        if b < 0:
-            break
-        if meta[b, OWNER] == owner:
-            n = common_prefix(tokens, b, prompt, offset, min(rest, meta[b, FILL]))
-            if n > length:
-                best, length = b, n
-        b = meta[b, NEXT_SIBLING]
-    return best, length
-
-
-@compiled
-def list_of(meta: I32, b: Int) -> Int:
-    """Which list an unreferenced block belongs on."""
-    if meta[b, STATE] == PUBLISHED:
-        return CACHED_LIST
-    if meta[b, STATE] == TAIL:
-        return TAIL_LIST
-    return FREE_LIST
-
-
-@compiled
-def park(meta: I32, count: I64, b: Int) -> None:
-    """Put a block that nothing references any more where it can be taken from."""
-    which = list_of(meta, b)
-    if which == FREE_LIST:
-        meta[b, STATE] = FREE
-    link_newest(meta, count, which, b)
-
-
-@compiled
-def reference(meta: I32, heads: I32, count: I64, blocks: I32, column: Int) -> None:
-    """Add one reference (REF or PIN) to each published block or tail, as most recently used."""
+def reference(meta: I32, roots: I64, accounts: I64, blocks: I32, column: Int) -> None:
+    """Add one reference (REF or PIN) to each block, as most recently used if it is in the tree."""
     for b in blocks:
-        if meta[b, REF] == 0 and meta[b, PIN] == 0:
-            unlink(meta, count, list_of(meta, b), b)
+        if not is_held(meta, b):
+            unpark(meta, roots, accounts, b)
         meta[b, column] += 1
-        if meta[b, STATE] != PRIVATE:
-            move_to_front(meta, heads, b)
+        if meta[b, STATE] != PRIVATE and roots[meta[b, ROOT], DEAD] == 0:
+            move_to_front(meta, roots, b)
 
 
 @compiled
-def dereference(meta: I32, count: I64, blocks: I32, column: Int) -> None:
+def dereference(meta: I32, roots: I64, accounts: I64, blocks: I32, column: Int) -> None:
     """Drop one reference (REF or PIN) of each block, the last first: it ages before its parent.
 
-    Cached blocks are put on their list as one run: its end is written once.
+    Cached blocks of one root are put on their list as one run: its end is written once.
     """
-    head = meta.shape[0] - 3 + CACHED_LIST
-    last = meta[head, PREV]
+    accounts[POOL, NOW] += 1
+    stamp = accounts[POOL, NOW] & _LOW_31
+    run: Int = NONE
+    head: Int = 0
+    last: Int = 0
     added = 0
     for i in range(blocks.shape[0] - 1, -1, -1):
         b = blocks[i]
         meta[b, column] -= 1
         if meta[b, REF] != 0 or meta[b, PIN] != 0:
             continue
-        if meta[b, STATE] != PUBLISHED:
-            park(meta, count, b)
+        root = meta[b, ROOT]
+        if meta[b, STATE] != PUBLISHED or meta[b, KEEP] > 0 or roots[root, DEAD] != 0:
+            close_run(meta, roots, accounts, run, head, last, added)
+            run, added = NONE, 0
+            park(meta, roots, accounts, b)
             continue
+        if root != run:
+            close_run(meta, roots, accounts, run, head, last, added)
+            run, added = root, 0
+            head = -1 - cached_list(roots[root, ACCOUNT])
+            last = meta[head, PREV]
         meta[last, NEXT] = b
         meta[b, PREV] = last
+        meta[b, STAMP] = stamp
         last = b
         added += 1
-    meta[last, NEXT] = head
-    meta[head, PREV] = last
-    count[CACHED_LIST] += added
+    close_run(meta, roots, accounts, run, head, last, added)
 
 
 @compiled
-def count_unreferenced(meta: I32, blocks: I32) -> Int:
-    """How many of these blocks are held by nothing, so that adopting them takes from the pool."""
-    n = 0
-    for b in blocks:
-        if meta[b, REF] == 0 and meta[b, PIN] == 0:
-            n += 1
-    return n
+def close_run(
+    meta: I32, roots: I64, accounts: I64, root: Int, head: Int, last: Int, added: Int
+) -> None:
+    """Write the end of a run of blocks that were put on a list, and count them."""
+    if added > 0:
+        meta[last, NEXT] = head
+        meta[head, PREV] = last
+        tally(roots, accounts, root, CACHED, added)
 
 
 @compiled
-def withdraw(meta: I32, heads: I32, table: I64, keys: U64, b: Int) -> None:
-    """Take a block out of the tree, and out of the index if it is published."""
-    if meta[b, STATE] == PUBLISHED:
-        delete_key(table, keys, b)
-    remove_child(meta, heads, b)
-
-
-@compiled
-def take(meta: I32, heads: I32, table: I64, keys: U64, count: I64, victims: I32, out: I32) -> None:
-    """Make out.size blocks PRIVATE with one reference: free ones first, then the given victims."""
-    v = 0
-    for i in range(out.shape[0]):
-        if count[FREE_LIST] > 0:
-            b = meta[meta.shape[0] - 3 + FREE_LIST, NEXT]
-            unlink(meta, count, FREE_LIST, b)
-        else:
-            b = victims[v]
-            v += 1
-            unlink(meta, count, list_of(meta, b), b)
-            withdraw(meta, heads, table, keys, b)
-        reset(meta, b)
-        out[i] = b
-
-
-@compiled
-def find_twin(
-    tokens: I32,
-    meta: I32,
-    table: I64,
-    keys: U64,
-    prompt: I32,
-    offset: Int,
-    parent: Int,
-    low: np.uint64,
-    high: np.uint64,
-) -> Int:
-    """Return the published block under this key if it is the same, COLLISION if it is another."""
-    b = find_key(table, keys, low, high)
-    if b < 0:
-        return NONE
-    if matches(tokens, meta, b, parent, prompt, offset):
-        return b
-    return COLLISION
-
-
-@compiled
-def enter(meta: I32, heads: I32, b: Int, fill: Int, parent: Int, root: Int, owner: Int) -> None:
-    """Put a block that holds `fill` tokens into the tree; the caller sets tokens and state."""
-    meta[b, FILL] = fill
-    meta[b, ROOT] = root
-    meta[b, OWNER] = owner
-    meta[b, FIRST_CHILD] = NONE
-    add_child(meta, heads, parent, b)
-
-
-@compiled
-def drop(meta: I32, table: I64, keys: U64, count: I64, b: Int) -> bool:
-    """Take a block out of index and lists but leave the tree's links; True if it is now free.
-
-    A block that is still referenced becomes PRIVATE and goes on serving its holders.
-    """
-    if meta[b, STATE] == PUBLISHED:
-        delete_key(table, keys, b)
-    held = meta[b, REF] > 0 or meta[b, PIN] > 0
-    if not held:
-        unlink(meta, count, list_of(meta, b), b)
-    meta[b, STATE] = PRIVATE
-    meta[b, PARENT] = NONE
-    meta[b, FIRST_CHILD] = NONE
-    if not held:
-        park(meta, count, b)
-    return not held
-
-
-@compiled
-def cut_roots(meta: I32, heads: I32, dead: npt.NDArray[np.bool_], out: I32) -> Int:
-    """List every block below the dead roots in out, and cut them off; return how many."""
-    n = 0
-    for b in range(meta.shape[0] - 3):
-        if (meta[b, STATE] == PUBLISHED or meta[b, STATE] == TAIL) and dead[meta[b, ROOT]]:
-            out[n] = b
-            n += 1
-    for r in range(heads.shape[0]):
-        if dead[r]:
-            heads[r] = NONE
-    return n
-
-
-@compiled
-def drop_all(meta: I32, table: I64, keys: U64, count: I64, blocks: I32) -> Int:
-    """Drop these blocks; return how many something still holds."""
-    held = 0
-    for b in blocks:
-        if not drop(meta, table, keys, count, b):
-            held += 1
-    return held
-
-
-@compiled
-def subtree(meta: I32, heads: I32, top: Int, out: I32, n: Int) -> Int:
-    """Append top and all below it to out[n:], top first, and cut top off its parent."""
-    remove_child(meta, heads, top)
-    out[n] = top
-    read = n
-    n += 1
-    while read < n:
-        b = meta[out[read], FIRST_CHILD]
-        read += 1
-        while b >= 0:
-            out[n] = b
-            n += 1
-            b = meta[b, NEXT_SIBLING]
-    return n
-
-
-# --- whole chains, hashed with xxh3_128 here ----------------------------------------------------
-
-
-@compiled
-def child_key(
-    keys: U64, root_key: U64, tokens: I32, offset: Int, parent: Int, words: U64
-) -> tuple[np.uint64, np.uint64]:
-    """Key of parent's child that holds the block of `tokens` at offset, as `keys` has it.
-
-    words: scratch, 2 + block_size / 2; the block size is even. Twin: `keys.chain`.
-    """
-    if parent >= 0:
-        words[0], words[1] = keys[parent, 0], keys[parent, 1]
-    else:
-        words[0], words[1] = root_key[0], root_key[1]
-    for i in range(words.shape[0] - 2):
-        low = np.uint64(np.uint32(tokens[offset + 2 * i]))
-        words[2 + i] = low | (np.uint64(np.uint32(tokens[offset + 2 * i + 1])) << np.uint64(32))
-    low_half, high_half = xxh3_128(words)
-    # A digest is written most significant byte first, and read as two little-endian words.
-    return swapped(high_half), swapped(low_half)
-
-
-@compiled
-def match_chain(
-    tokens: I32,
-    meta: I32,
-    heads: I32,
-    table: I64,
-    keys: U64,
-    prompt: I32,
-    root_index: Int,
-    root_key: U64,
-    owner: Int,
-    out: I32,
-) -> tuple[Int, Int, Int]:
-    """Find a prompt's leading published blocks, and the best part of one more.
-
-    A parent's newest child is tried first, then its key is looked up; a parent without children
-    needs no key. out gets the blocks; returned are their count and what `best_partial` says of the
-    owner's blocks after them.
-    """
-    size = tokens.shape[1]
-    words = np.empty(2 + size // 2, np.uint64)
-    parent = np.int64(-2 - root_index)
-    n = 0
-    while n < out.shape[0]:
-        b = np.int64(first_child(meta, heads, parent))
-        if b < 0:
-            return n, NONE, 0
-        if not matches(tokens, meta, b, parent, prompt, n * size):
-            low, high = child_key(keys, root_key, prompt, n * size, parent, words)
-            b = np.int64(find_twin(tokens, meta, table, keys, prompt, n * size, parent, low, high))
-            if b < 0:
-                break
-        out[n] = b
-        parent = b
-        n += 1
-    if n * size == prompt.shape[0]:
-        return n, NONE, 0
-    block, length = best_partial(tokens, meta, heads, prompt, n * size, parent, owner)
-    return n, block, length
-
-
-@compiled
-def publish_chain(
-    tokens: I32,
-    meta: I32,
-    heads: I32,
-    table: I64,
-    keys: U64,
-    count: I64,
-    history: I32,
-    blocks: I32,
-    start: Int,
-    stop: Int,
-    root_index: Int,
-    owner: Int,
-    may_swap: bool,
-    root_key: U64,
-    stored: I32,
-    new: Int,
-) -> tuple[Int, Int]:
-    """Publish a sequence's blocks of index start to stop - 1; see `Publisher.publish`.
-
-    stored: gets the blocks that are new in the index, after the `new` before them. Returns the
-    index reached, below stop only where one collides, and how many are new by now.
-    """
-    size = tokens.shape[1]
-    words = np.empty(2 + size // 2, np.uint64)
-    root = -2 - root_index
-    for i in range(start, stop):
-        parent = np.int64(blocks[i - 1]) if i > 0 else root
-        offset = i * size
-        low, high = child_key(keys, root_key, history, offset, parent, words)
-        twin = find_twin(tokens, meta, table, keys, history, offset, parent, low, high)
-        b = blocks[i]
-        if twin == b:
-            continue  # a fork has published it
-        if twin == COLLISION or (twin >= 0 and not may_swap):
-            return i, new
-        if twin >= 0:
-            blocks[i] = twin
-            hold(meta, heads, count, twin)
-            let_go(meta, count, b)
-            continue
-        if first_child(meta, heads, parent) >= 0:
-            drop_covered_tail(
-                tokens, meta, heads, table, keys, count, history, offset, size, parent, owner
-            )
-        for j in range(size):
-            tokens[b, j] = history[offset + j]
-        enter(meta, heads, b, size, parent, root_index, owner)
-        meta[b, STATE] = PUBLISHED
-        keys[b, 0], keys[b, 1] = low, high
-        insert_key(table, keys, b)
-        stored[new] = b
-        new += 1
-    return stop, new
-
-
-@compiled
-def hold(meta: I32, heads: I32, count: I64, b: Int) -> None:
+def hold(meta: I32, roots: I64, accounts: I64, b: Int) -> None:
     """Add one reference to a block in the tree, as most recently used."""
-    if meta[b, REF] == 0 and meta[b, PIN] == 0:
-        unlink(meta, count, list_of(meta, b), b)
+    if not is_held(meta, b):
+        unpark(meta, roots, accounts, b)
     meta[b, REF] += 1
-    move_to_front(meta, heads, b)
+    move_to_front(meta, roots, b)
 
 
 @compiled
-def let_go(meta: I32, count: I64, b: Int) -> None:
+def let_go(meta: I32, roots: I64, accounts: I64, b: Int) -> None:
     """Drop one reference of a block."""
     meta[b, REF] -= 1
-    if meta[b, REF] == 0 and meta[b, PIN] == 0:
-        park(meta, count, b)
+    if not is_held(meta, b):
+        park(meta, roots, accounts, b)
 
 
 @compiled
-def drop_covered_tail(
-    tokens: I32,
-    meta: I32,
-    heads: I32,
-    table: I64,
-    keys: U64,
-    count: I64,
-    known: I32,
-    offset: Int,
-    fill: Int,
-    parent: Int,
-    owner: Int,
-) -> Int:
-    """Free a tail that known[offset : offset + fill] goes on from; how much of it is there."""
-    b, same = best_partial(tokens, meta, heads, known[: offset + fill], offset, parent, owner)
-    if b >= 0 and meta[b, STATE] == TAIL and same == meta[b, FILL] and same < fill:
-        withdraw(meta, heads, table, keys, b)
-        drop(meta, table, keys, count, b)
-        return 0
-    return same
+def keep(meta: I32, roots: I64, accounts: I64, blocks: I32) -> None:
+    """Let one more pin keep each of these published blocks."""
+    for b in blocks:
+        idle = not is_held(meta, b)
+        if idle:
+            unpark(meta, roots, accounts, b)
+        meta[b, KEEP] += 1
+        if idle:
+            park(meta, roots, accounts, b)
 
 
 @compiled
-def note_departures(
-    ring_keys: U64,
-    ring_seconds: F64,
-    ring_cause: I32,
-    written: Int,
-    keys: U64,
-    seconds: float,
-    cause: Int,
-) -> None:
-    """Write keys that leave the index into a ring, after the `written` before them."""
-    capacity = ring_keys.shape[0]
-    for n in range(keys.shape[0]):
-        at = (written + n) % capacity
-        ring_keys[at, 0], ring_keys[at, 1] = keys[n, 0], keys[n, 1]
-        ring_seconds[at] = seconds
-        ring_cause[at] = cause
+def keep_no_more(meta: I32, roots: I64, accounts: I64, blocks: I32) -> None:
+    """Take one pin from each of these blocks, the last first: it ages before its parent."""
+    accounts[POOL, NOW] += 1
+    for i in range(blocks.shape[0] - 1, -1, -1):
+        b = blocks[i]
+        idle = not is_held(meta, b)
+        if idle:
+            unpark(meta, roots, accounts, b)
+        meta[b, KEEP] -= 1
+        if idle:
+            park(meta, roots, accounts, b)
 
 
 @compiled
-def take_oldest(
-    meta: I32,
-    heads: I32,
-    table: I64,
-    keys: U64,
-    count: I64,
-    evicted: I64,
-    departed: U64,
-    out: I32,
-) -> Int:
-    """Do what the policy `lru`, `sort_out` and `take` do, without a list of victims.
-
-    departed: gets the keys of the published blocks that go; the return value counts them.
-    """
-    capacity = meta.shape[0] - COUNTS
+def count_unheld(meta: I32, roots: I64, blocks: I32, account: Int) -> Int:
+    """How many of these blocks nothing holds, and are charged to this account."""
     n = 0
-    for i in range(out.shape[0]):
-        if count[FREE_LIST] > 0:
-            b = meta[capacity + FREE_LIST, NEXT]
-            unlink(meta, count, FREE_LIST, b)
-        else:
-            which = TAIL_LIST if count[TAIL_LIST] > 0 else CACHED_LIST
-            b = meta[capacity + which, NEXT]
-            evicted[meta[b, OWNER]] += 1
-            if which == CACHED_LIST:
-                departed[n, 0], departed[n, 1] = keys[b, 0], keys[b, 1]
-                n += 1
-            unlink(meta, count, which, b)
-            withdraw(meta, heads, table, keys, b)
-        reset(meta, b)
-        out[i] = b
-    return n
-
-
-@compiled
-def reset(meta: I32, b: Int) -> None:
-    """Make a block that is out of everything private, with one reference."""
-    meta[b, STATE] = PRIVATE
-    meta[b, REF] = 1
-    meta[b, FILL] = 0
-    meta[b, FIRST_CHILD] = NONE
-    meta[b, PARENT] = NONE
-
-
-@compiled
-def sort_out(meta: I32, victims: I32, evicted: I64, published: I32) -> Int:
-    """Count victims by owner, and list the published ones; return how many those are."""
-    n = 0
-    for b in victims:
-        evicted[meta[b, OWNER]] += 1
-        if meta[b, STATE] == PUBLISHED:
-            published[n] = b
+    for b in blocks:
+        if meta[b, REF] == 0 and meta[b, PIN] == 0 and roots[meta[b, ROOT], ACCOUNT] == account:
             n += 1
     return n
-
-
-# --- a batch of sequences at once -----------------------------------------------------------------
-
-
-@compiled
-def extend_batch(rows: I64, history: I32, batch: I32, new_tokens: I32) -> Int:
-    """Append a token to each sequence, to none if one is full: that one's number, else NONE."""
-    for s in batch:
-        if rows[s, LENGTH] >= history.shape[1]:
-            return int(s)
-    for k in range(batch.shape[0]):
-        s = batch[k]
-        history[s, rows[s, LENGTH]] = new_tokens[k]
-        rows[s, LENGTH] += 1
-    return NONE
-
-
-@compiled
-def survey_batch(
-    meta: I32, rows: I64, tables: I32, batch: I32, start: Int, size: Int, available: Int
-) -> tuple[Int, Int, Int]:
-    """Say how far a batch, from start on, can be reserved without a copy: stop, blocks, tenant.
-
-    Stops before a sequence that would write to a shared block, that more blocks are needed for
-    than are available, or whose tenant is not the one that the blocks before it are for.
-    """
-    needed, owner = 0, np.int64(NONE)
-    for k in range(start, batch.shape[0]):
-        s = batch[k]
-        if rows[s, LENGTH] <= rows[s, RESERVED]:
-            continue
-        last = (rows[s, LENGTH] + size - 1) // size
-        for i in range(rows[s, COMPUTED] // size, min(last, rows[s, BLOCKS])):
-            if meta[tables[s, i], REF] > 1:
-                return k, needed, owner
-        missing = max(0, last - rows[s, BLOCKS])
-        if missing > 0:
-            if needed + missing > available:
-                return k, needed, owner
-            if owner != NONE and owner != rows[s, SEQUENCE_OWNER]:
-                return k, needed, owner
-            owner = rows[s, SEQUENCE_OWNER]
-        needed += missing
-    return batch.shape[0], needed, owner
-
-
-@compiled
-def reserve_batch(
-    rows: I64, tables: I32, batch: I32, start: Int, stop: Int, size: Int, fresh: I32
-) -> None:
-    """Reserve all that is known of sequences start to stop - 1 of a batch, with fresh blocks."""
-    n = 0
-    for k in range(start, stop):
-        s = batch[k]
-        if rows[s, LENGTH] <= rows[s, RESERVED]:
-            continue
-        while rows[s, BLOCKS] * size < rows[s, LENGTH]:
-            tables[s, rows[s, BLOCKS]] = fresh[n]
-            rows[s, BLOCKS] += 1
-            n += 1
-        rows[s, RESERVED] = rows[s, LENGTH]
-
-
-@compiled
-def commit_batch(
-    tokens: I32,
-    meta: I32,
-    heads: I32,
-    table: I64,
-    keys: U64,
-    count: I64,
-    root_keys: U64,
-    rows: I64,
-    history: I32,
-    tables: I32,
-    batch: I32,
-    may_swap: bool,
-) -> I32:
-    """Take all that is reserved as computed, publish full blocks; return those that are new."""
-    size = tokens.shape[1]
-    most = 0
-    for s in batch:
-        most += rows[s, RESERVED] // size - rows[s, PUBLISHED_BLOCKS]
-    stored = np.empty(max(0, most), np.int32)
-    new: Int = 0
-    for s in batch:
-        rows[s, COMPUTED] = rows[s, RESERVED]
-        stop = rows[s, COMPUTED] // size
-        if rows[s, WRITES] == 0 or rows[s, PUBLISHED_BLOCKS] >= stop:
-            continue
-        reached, new = publish_chain(
-            tokens,
-            meta,
-            heads,
-            table,
-            keys,
-            count,
-            history[s],
-            tables[s],
-            rows[s, PUBLISHED_BLOCKS],
-            stop,
-            rows[s, ROOT_INDEX],
-            rows[s, SEQUENCE_OWNER],
-            may_swap,
-            root_keys[rows[s, ROOT_INDEX]],
-            stored,
-            new,
-        )
-        rows[s, PUBLISHED_BLOCKS] = reached
-        if reached < stop:
-            rows[s, WRITES] = 0
-    return stored[:new]

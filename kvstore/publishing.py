@@ -2,15 +2,19 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from stemkv.kvstore import ops
 from stemkv.kvstore.copies import Copies
 from stemkv.kvstore.directory.protocol import Directory
-from stemkv.kvstore.ids import BlockKey, SequenceId
+from stemkv.kvstore.events import EventStream
+from stemkv.kvstore.ids import SequenceId
 from stemkv.kvstore.keys import PackedKeys, as_bytes
 from stemkv.kvstore.leaders import Leaders
 from stemkv.kvstore.matching import Matcher
 from stemkv.kvstore.ops import I32
-from stemkv.kvstore.pool import Chain, Place, Pool
+from stemkv.kvstore.owners import Owners
+from stemkv.kvstore.pool import Place, Pool
 from stemkv.kvstore.sequences import Sequences, SequenceState
 
 
@@ -24,6 +28,8 @@ class Publisher:
     leaders: Leaders
     copies: Copies
     directory: Directory
+    owners: Owners
+    events: EventStream
 
     def publish(self, state: SequenceState) -> None:
         """Publish a sequence's full blocks; one that has a published twin is swapped for it."""
@@ -33,11 +39,11 @@ class Publisher:
         size = self.pool.block_size
         tokens = self.sequences.tokens(state)
         data = as_bytes(tokens[: state.computed])
-        stored: list[BlockKey] = []
+        stored: list[int] = []
         while state.published < state.computed // size:
             i = state.published
             parent = self.sequences.parent(state, i)
-            key = self.matcher.key(parent, state.root, data, i)
+            key = self.matcher.key(parent, state.root_of(i), data, i)
             twin = self.pool.find_twin(tokens, i * size, parent, key)
             # A twin from before this worker was cut off may have been flushed meanwhile.
             if twin == ops.COLLISION or (twin >= 0 and not self.directory.current):
@@ -50,16 +56,16 @@ class Publisher:
                 place = self._place(state, i * size, (i + 1) * size)
                 self.pool.drop_covered_tail(place)
                 self.pool.publish(block, place, key)
-                stored.append(key)
+                stored.append(block)
             state.published += 1
-        if stored:
-            self.directory.record(stored, ())
+        self._tell(np.array(stored, np.int32))
 
     def publish_all(self, batch: I32) -> None:
         """Take all that is reserved for these sequences as computed, and publish full blocks."""
         size = self.pool.block_size
         if self.matcher.hashes_inside:
-            stored = self.pool.commit_batch(self.sequences, batch, self.directory.current)
+            operator, may_swap = self.owners.operator, self.directory.current
+            stored = self.pool.commit_batch(self.sequences, batch, operator, may_swap)
             self._tell(stored)
         else:
             for number in batch.tolist():
@@ -74,22 +80,17 @@ class Publisher:
 
     def _publish_inside(self, state: SequenceState) -> None:
         """Do the same in the pool's own loop."""
-        chain = Chain(
-            tokens=self.sequences.tokens(state),
-            blocks=self.sequences.table(state),
-            root=state.root.index,
-            owner=state.owner,
-            may_swap=self.directory.current,
-        )
         stop = state.computed // self.pool.block_size
-        state.published, stored = self.pool.publish_chain(chain, state.published, stop)
-        if state.published < stop:
-            state.writes = False
-        self._tell(stored)
+        operator, may_swap = self.owners.operator, self.directory.current
+        self._tell(self.pool.publish_row(self.sequences, state.number, stop, operator, may_swap))
 
     def _tell(self, stored: I32) -> None:
         if len(stored):
-            self.directory.record(PackedKeys(self.pool.keys_of(stored).tobytes()), ())
+            keys = self.pool.keys_of(stored)
+            self.directory.record(PackedKeys(keys.tobytes()), ())
+            if self.events.on:
+                for account, mine in self.pool.by_account(stored):
+                    self.events.record("stored", account, self.pool.keys_of(mine))
 
     def keep_tail(self, state: SequenceState) -> None:
         """Leave a closing sequence's partly filled last block in the tree, if it says more."""
@@ -122,9 +123,10 @@ class Publisher:
         self.leaders.stop(state.number)
 
     def _place(self, state: SequenceState, start: int, stop: int) -> Place:
-        parent = self.sequences.parent(state, start // self.pool.block_size)
-        tokens = self.sequences.tokens(state)
-        return Place(tokens, start, stop, parent, state.root.index, state.owner)
+        i = start // self.pool.block_size
+        parent, tokens = self.sequences.parent(state, i), self.sequences.tokens(state)
+        owner = state.owner if i >= state.entry else self.owners.operator
+        return Place(tokens, start, stop, parent, state.root_of(i).index, owner)
 
     def _swap(self, state: SequenceState, index: int, twin: int) -> None:
         """Let a sequence hold the published twin of its block instead of the block itself."""

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stemkv.kvstore import ops
-from stemkv.kvstore.allocation import Allocator
+from stemkv.kvstore import chains
+from stemkv.kvstore.allocation import Allocator, For
 from stemkv.kvstore.copies import Copies
 from stemkv.kvstore.ids import SequenceId
 from stemkv.kvstore.ops import I32, NONE
-from stemkv.kvstore.pool import Pool
+from stemkv.kvstore.pool import NO_BLOCKS, Pool
 from stemkv.kvstore.sequences import Progress, Sequences, SequenceState
 from stemkv.kvstore.values import Shortage
 
@@ -40,7 +40,7 @@ class Reserver:
             published=first.published,
             prompt_blocks=0,
         )
-        return self.sequences.open(first.root, progress, self.sequences.tokens(first), blocks)
+        return self.sequences.open(first.path, progress, self.sequences.tokens(first), blocks)
 
     def reserve(self, state: SequenceState, stop: int) -> Shortage | None:
         """Make positions computed to stop - 1 writable, or say what is missing."""
@@ -53,10 +53,10 @@ class Reserver:
         written = range(first, min(last, state.blocks))
         shared = [i for i in written if self.pool.references(int(table[i])) > 1]
         needed = len(shared) + max(0, last - state.blocks)
-        shortage = self.allocator.shortage(needed)
+        shortage = self.allocator.shortage(needed, state.root.account)
         if shortage is not None:
             return shortage
-        fresh = self.allocator.take(needed, state.owner)
+        fresh = self.allocator.take(needed, For(state.root, state.owner))
         for i, block in zip(shared, fresh.tolist(), strict=False):
             self._replace(state, i, block)
         self.sequences.append_blocks(state, fresh[len(shared) :])
@@ -68,18 +68,20 @@ class Reserver:
         sequences, done = self.sequences, 0
         size = self.pool.block_size
         while done < len(batch):
-            stop, needed, owner = ops.survey_batch(
-                self.pool.meta,
-                sequences.rows,
-                sequences.tables,
-                batch,
-                done,
-                size,
-                self.pool.available,
+            stop, needed, first = chains.survey_batch(
+                self.pool.meta, sequences.rows, sequences.tables, batch, done, size
             )
+            fresh = NO_BLOCKS
+            if needed:
+                state = sequences[SequenceId(int(first))]
+                room, _ = self.pool.available(state.root.account)
+                if needed > room:
+                    stop, needed = chains.fit_batch(sequences.rows, batch, done, stop, size, room)
+                fresh = self.allocator.take(int(needed), For(state.root, state.owner))
             if stop > done:
-                fresh = self.allocator.take(int(needed), int(owner))
-                ops.reserve_batch(sequences.rows, sequences.tables, batch, done, stop, size, fresh)
+                chains.reserve_batch(
+                    sequences.rows, sequences.tables, batch, done, stop, size, fresh
+                )
                 done = int(stop)
                 continue
             state = sequences[SequenceId(int(batch[done]))]

@@ -1,13 +1,19 @@
 """Roots: one for each namespace and generation, where every chain of block keys starts.
 
 Knows which nonces are in force. A flush replaces a nonce, so that the namespaces concerned get
-new root keys, and the old roots die with all that hangs on them.
+new root keys, and the old roots die with all that hangs on them: at once, in time that grows with
+the namespaces, not with the blocks. A dead root keeps its number until its last block is free.
+
+A chain that begins with a public prefix enters its tenant's domain at a root of its own, which is
+named by the key of the last public block too; so the children of different tenants below one
+public block hang on different roots, and no path leads from one to the other.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from stemkv.kvstore.accounts import Accounts
 from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.flush import Flush, FlushKind, scope_name, scope_of
 from stemkv.kvstore.ids import BlockKey
@@ -15,27 +21,42 @@ from stemkv.kvstore.keys import root_key
 from stemkv.kvstore.namespace import Namespace
 from stemkv.kvstore.pool import Pool
 
-Identity = tuple[bytes, str, bytes, str]
-"""A namespace without its tenant: domain, adapter, adapter digest, salt."""
+PUBLIC = b"public prefixes"
+"""Domain of public prefixes; those of tenants are digests, 32 bytes long."""
+
+Identity = tuple[bytes, str, bytes, str, bytes]
+"""A namespace without its tenant: domain, adapter, adapter digest, salt; and the key of the public
+block that its chain goes on from, b"" at the start of a prompt."""
 
 _RETIRED_KEYS = 4
 _SWEEP_AT_LEAST = 256
 
 
-def identity_of(namespace: Namespace) -> Identity:
+def identity_of(namespace: Namespace, entry: bytes = b"") -> Identity:
     """Return what decides whether two namespaces are one: tenants of a group share all of it."""
-    return (namespace.domain, namespace.adapter, namespace.adapter_digest, namespace.salt)
+    return (namespace.domain, namespace.adapter, namespace.adapter_digest, namespace.salt, entry)
 
 
 @dataclass(slots=True, eq=False)
 class Root:
-    """One live or dead root. sequences: how many open ones started from it."""
+    """One live or dead root. sequences: how many open ones started from it, or went through it.
+
+    above: the public tokens that its chains go on from, little-endian int32. account: number of who
+    is charged. died: when (seconds of the store's clock) a flush killed it.
+    """
 
     index: int
     key: BlockKey
     identity: Identity
+    account: int
+    above: bytes = b""
     sequences: int = 0
-    alive: bool = True
+    died: float | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is of the present generation."""
+        return self.died is None
 
     @property
     def reference(self) -> int:
@@ -45,15 +66,21 @@ class Root:
 
 @dataclass(slots=True, eq=False)
 class Roots:
-    """All roots; the pool knows what hangs on each of them."""
+    """All roots; the pool knows what hangs on each of them.
+
+    generation: counts flushes, after each of which keys of roots may be others.
+    """
 
     config: StoreConfig
     nonces: dict[str, bytes]
     pool: Pool
+    accounts: Accounts
+    generation: int = 0
+    dead: list[Root] = field(default_factory=list)
     _by_identity: dict[Identity, Root] = field(default_factory=dict)
     _slots: list[Root | None] = field(default_factory=list)
     _free: list[int] = field(default_factory=list)
-    _retired: dict[Identity, deque[BlockKey]] = field(default_factory=dict)
+    _retired: dict[Identity, deque[tuple[BlockKey, float]]] = field(default_factory=dict)
     _sweep_at: int = _SWEEP_AT_LEAST
 
     def __iter__(self) -> Iterator[Root]:
@@ -70,8 +97,8 @@ class Roots:
         """How many roots are alive."""
         return len(self._by_identity)
 
-    def key_of(self, namespace: Namespace) -> BlockKey:
-        """Root key of a namespace in its present generation."""
+    def key_of(self, namespace: Namespace, entry: bytes = b"") -> BlockKey:
+        """Root key of a namespace in its present generation; entry: see `Identity`."""
         config = self.config
         scopes = [
             scope_name(
@@ -94,54 +121,88 @@ class Roots:
             (b"salt", namespace.salt.encode()),
             *((b"nonce", self.nonces.get(scope or "", b"")) for scope in scopes),
         ]
+        if entry:
+            fields.append((b"entry", entry))
         return root_key(config.secret, fields)
 
-    def find(self, namespace: Namespace) -> Root | None:
+    def find(self, namespace: Namespace, entry: bytes = b"") -> Root | None:
         """Return the live root of a namespace, None if nothing was opened in it."""
-        return self._by_identity.get(identity_of(namespace))
+        return self._by_identity.get(identity_of(namespace, entry))
 
-    def get(self, namespace: Namespace) -> Root:
-        """Return the live root of a namespace, made if need be."""
-        identity = identity_of(namespace)
+    def get(self, namespace: Namespace, entry: bytes = b"", above: bytes = b"") -> Root:
+        """Return the live root of a namespace, made if need be.
+
+        entry: key of the public block that it goes on from, above: the tokens up to there.
+        """
+        identity = identity_of(namespace, entry)
         root = self._by_identity.get(identity)
         if root is None:
             if len(self._by_identity) >= self._sweep_at:
                 self._sweep()
-            root = Root(self._new_index(), self.key_of(namespace), identity)
+            public = namespace.domain == PUBLIC
+            account = self.accounts.operator if public else self.accounts.get(namespace)
+            key = self.key_of(namespace, entry)
+            root = Root(self._new_index(), key, identity, account, above)
             self._by_identity[identity] = root
             self._slots[root.index] = root
-            self.pool.add_root(root.index, root.key)
+            self.pool.set_root(root.index, root.key, account)
         return root
 
     def retire(self, flush: Flush) -> list[Root]:
-        """Put a flush's nonce in force; return the live roots that die of it, now dead."""
+        """Put a flush's nonce in force; return the live roots that must be killed for it."""
         scope = scope_of(flush)
         assert scope is not None
         self.nonces[scope] = flush.nonce
-        dying = [root for root in self._by_identity.values() if _concerns(flush, root.identity)]
+        self.generation += 1
+        return [root for root in self._by_identity.values() if _concerns(flush, root.identity)]
+
+    def kill(self, dying: Iterable[Root], now: float) -> list[int]:
+        """Let live roots be dead; return how many blocks of each are stale from now on."""
+        stale = []
         for root in dying:
-            root.alive = False
+            root.died = now
             del self._by_identity[root.identity]
+            stale.append(self.pool.kill_root(root.index))
+            self.dead.append(root)
             old = self._retired.setdefault(root.identity, deque(maxlen=_RETIRED_KEYS))
-            old.appendleft(root.key)
+            old.appendleft((root.key, now))
         if len(self._retired) > _SWEEP_AT_LEAST * 16:
             self._retired.clear()
-        return dying
+        return stale
 
-    def free_dead(self, roots: Iterable[Root]) -> None:
-        """Give back the numbers of dead roots that no open sequence started from."""
-        for root in roots:
-            if not root.alive and not root.sequences and self._slots[root.index] is root:
+    def entered_from(self, entries: Collection[bytes]) -> list[Root]:
+        """Return the live roots whose chains go on from public blocks of these keys."""
+        return [root for identity, root in self._by_identity.items() if identity[4] in entries]
+
+    def of_namespace(self, namespace: Namespace) -> list[Root]:
+        """Return a namespace's live roots: at the start of prompts, and after public prefixes."""
+        own = identity_of(namespace)[:4]
+        return [root for identity, root in self._by_identity.items() if identity[:4] == own]
+
+    def free_dead(self) -> None:
+        """Give back the numbers of dead roots that have no block and no open sequence left."""
+        left = []
+        for root in self.dead:
+            if root.sequences or self.pool.charged(root.index):
+                left.append(root)
+            else:
                 self._release(root)
+        self.dead = left
 
-    def retired_keys(self, namespace: Namespace) -> tuple[BlockKey, ...]:
-        """Root keys that a namespace had before its last flushes, newest first."""
-        return tuple(self._retired.get(identity_of(namespace), ()))
+    def retired_keys(
+        self, namespace: Namespace, entry: bytes = b""
+    ) -> tuple[tuple[BlockKey, float], ...]:
+        """Root keys that a namespace had before its last flushes, and when; newest first."""
+        return tuple(self._retired.get(identity_of(namespace, entry), ()))
 
-    def siblings(self, namespace: Namespace) -> list[Root]:
-        """Live roots of the same domain with another adapter or salt."""
-        own = identity_of(namespace)
-        return [r for i, r in self._by_identity.items() if i[0] == own[0] and i != own]
+    def siblings(self, namespace: Namespace, entry: bytes = b"") -> list[Root]:
+        """Live roots of the same domain and place with another adapter or salt."""
+        own = identity_of(namespace, entry)
+        return [
+            root
+            for identity, root in self._by_identity.items()
+            if identity[0] == own[0] and identity[4] == entry and identity != own
+        ]
 
     def _new_index(self) -> int:
         if self._free:
@@ -152,7 +213,7 @@ class Roots:
     def _sweep(self) -> None:
         """Forget live roots that hold nothing, so that a client's salts cannot pile up."""
         for root in tuple(self._by_identity.values()):
-            if not root.sequences and self.pool.is_bare(root.index):
+            if not root.sequences and not self.pool.charged(root.index):
                 del self._by_identity[root.identity]
                 self._release(root)
         self._sweep_at = max(_SWEEP_AT_LEAST, 2 * len(self._by_identity))
@@ -166,7 +227,7 @@ _NONCE_KINDS = (FlushKind.ALL, FlushKind.TENANT, FlushKind.ADAPTER, FlushKind.SA
 
 
 def _concerns(flush: Flush, identity: Identity) -> bool:
-    domain, adapter, _, salt = identity
+    domain, adapter, _, salt, _ = identity
     match flush.kind:
         case FlushKind.ALL:
             return True

@@ -1,32 +1,24 @@
-"""Inner loops of scored eviction: what is remembered of blocks, and heaps of who goes first."""
+"""Inner loops of scores: what is remembered of blocks, and the heaps of shadow caches."""
 
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from stemkv.kvstore.jit import compiled
 from stemkv.kvstore.ops import (
+    DEAD,
     F64,
-    FIRST_CHILD,
     I32,
     I64,
-    NEXT_SIBLING,
     NONE,
-    PARENT,
-    PIN,
-    PRIVATE,
     PUBLISHED,
-    REF,
+    ROOT,
     STATE,
     U64,
+    block_of,
     delete_key,
-    find_key,
     insert_key,
-    list_of,
-    park,
-    unlink,
-    withdraw,
+    tag_of,
 )
 from stemkv.policies.eviction.protocol import AGAIN, FIRST
 
@@ -100,7 +92,7 @@ def recall(keyed: Keyed, wanted: U64, slots: I32, events: I32) -> None:
     """
     keys, table, links = keyed.keys, keyed.table, keyed.links
     for i in range(wanted.shape[0]):
-        slot = find_key(table, keys, wanted[i, 0], wanted[i, 1])
+        slot = find_slot(keyed, wanted[i, 0], wanted[i, 1])
         events[i] = AGAIN
         if slot < 0:
             events[i] = FIRST
@@ -199,12 +191,30 @@ def remove(heap: Heap, item: int) -> None:
 
 
 @compiled
-def leading_published(meta: I32, blocks: I32) -> int:
+def leading_live(meta: I32, roots: I64, blocks: I32) -> int:
     """How many of the first blocks are published: a flush may have taken the rest."""
     n = 0
-    while n < blocks.shape[0] and meta[blocks[n], STATE] == PUBLISHED:
+    while n < blocks.shape[0]:
+        b = blocks[n]
+        if meta[b, STATE] != PUBLISHED or roots[meta[b, ROOT], DEAD] != 0:
+            break
         n += 1
     return n
+
+
+@compiled
+def find_slot(keyed: Keyed, low: np.uint64, high: np.uint64) -> int:
+    """Return the slot of a key, NONE without; as `ops.find_key`, where nothing is ever dead."""
+    mask = np.int64(keyed.table.shape[0] - 1)
+    tag = tag_of(low)
+    i = tag & mask
+    while keyed.table[i] >= 0:
+        if keyed.table[i] >> 32 == tag:
+            slot = block_of(keyed.table[i])
+            if keyed.keys[slot, 0] == low and keyed.keys[slot, 1] == high:
+                return int(slot)
+        i = (i + 1) & mask
+    return NONE
 
 
 @compiled
@@ -215,82 +225,6 @@ def rank(heap: Heap, items: I32, rows: F64, slots: I32, ties: I64) -> None:
             remove(heap, items[i])
         heap.score[items[i]] = rows[slots[i], 0]
         heap.tie[items[i]] = ties[i]
-
-
-@compiled
-def is_leaf(meta: I32, gone: npt.NDArray[np.bool_], b: int) -> bool:
-    """Whether no sequence holds a published block, and all of its children, if any, are going.
-
-    Pinned ones count: what pins a block says nothing when it lets go, unlike a sequence.
-    """
-    if meta[b, STATE] != PUBLISHED or meta[b, REF] > 0:
-        return False
-    child = meta[b, FIRST_CHILD]
-    while child >= 0:
-        if not gone[child]:
-            return False
-        child = meta[child, NEXT_SIBLING]
-    return True
-
-
-@compiled
-def offer(meta: I32, heap: Heap, gone: npt.NDArray[np.bool_], b: int) -> None:
-    """Put a block into the heap if it is a leaf and not there yet."""
-    if b >= 0 and heap.at[b] == NONE and is_leaf(meta, gone, b):
-        put(heap, b)
-
-
-@compiled
-def offer_all(meta: I32, heap: Heap, gone: npt.NDArray[np.bool_]) -> None:
-    """Empty the heap, and put every leaf into it."""
-    heap.size[0] = 0
-    heap.at[:] = NONE
-    for b in range(heap.at.shape[0]):
-        offer(meta, heap, gone, b)
-
-
-@compiled
-def name_victims(
-    meta: I32, heap: Heap, gone: npt.NDArray[np.bool_], aside: I32, victims: I32, n: int
-) -> int:
-    """Go on after n victims (tails) with leaves, the lowest first; return how many there are.
-
-    Victims leave the heap, so they must go now. gone: all False, and so again afterwards. aside:
-    int32 [blocks], for use here.
-    """
-    for i in range(n):
-        gone[victims[i]] = True
-    for i in range(n):
-        offer(meta, heap, gone, meta[victims[i], PARENT])
-    pinned = 0
-    while n < victims.shape[0] and heap.size[0] > 0:
-        b = heap.items[0]
-        remove(heap, b)
-        if meta[b, REF] == 0 and meta[b, PIN] > 0:
-            aside[pinned] = b
-            pinned += 1
-        elif is_leaf(meta, gone, b):
-            victims[n] = b
-            n += 1
-            gone[b] = True
-            offer(meta, heap, gone, meta[b, PARENT])
-    for i in range(pinned):
-        put(heap, aside[i])
-    for i in range(n):
-        gone[victims[i]] = False
-    return n
-
-
-@compiled
-def evict(meta: I32, heads: I32, table: I64, keys: U64, count: I64, victims: I32) -> None:
-    """Free blocks that nothing holds, leaves first."""
-    for b in victims:
-        unlink(meta, count, list_of(meta, b), b)
-        withdraw(meta, heads, table, keys, b)
-        meta[b, STATE] = PRIVATE
-        meta[b, PARENT] = NONE
-        meta[b, FIRST_CHILD] = NONE
-        park(meta, count, b)
 
 
 @compiled

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stemkv.kvstore import ops
+from stemkv.kvstore import chains
 from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.ids import SequenceId
 from stemkv.kvstore.ops import I32, I64
@@ -42,24 +42,52 @@ class SequenceState:
 
     prompt_blocks: full blocks of the prompt it was admitted with, the part that others may
     follow. writes: may publish (0 or 1). blocks: length of its block table.
+    entry: how many leading blocks are public, of the root `public`; what follows is of `root`.
     """
 
-    __slots__ = ("_at", "_cells", "number", "root")
+    __slots__ = ("_at", "_cells", "number", "public", "root")
 
-    length = _Cell(ops.LENGTH)
-    computed = _Cell(ops.COMPUTED)
-    reserved = _Cell(ops.RESERVED)
-    blocks = _Cell(ops.BLOCKS)
-    published = _Cell(ops.PUBLISHED_BLOCKS)
-    writes = _Cell(ops.WRITES)
-    owner = _Cell(ops.SEQUENCE_OWNER)
-    prompt_blocks = _Cell(ops.PROMPT_BLOCKS)
+    length = _Cell(chains.LENGTH)
+    computed = _Cell(chains.COMPUTED)
+    reserved = _Cell(chains.RESERVED)
+    blocks = _Cell(chains.BLOCKS)
+    published = _Cell(chains.PUBLISHED_BLOCKS)
+    writes = _Cell(chains.WRITES)
+    owner = _Cell(chains.SEQUENCE_OWNER)
+    prompt_blocks = _Cell(chains.PROMPT_BLOCKS)
+    entry = _Cell(chains.ENTRY)
 
-    def __init__(self, number: SequenceId, root: Root, cells: memoryview) -> None:
+    def __init__(self, number: SequenceId, path: "Path", cells: memoryview) -> None:
         self.number = number
-        self.root = root
+        self.root = path.root
+        self.public = path.public
         self._cells = cells
-        self._at = number * ops.SEQUENCE_COLUMNS
+        self._at = number * chains.SEQUENCE_COLUMNS
+
+    @property
+    def path(self) -> "Path":
+        """Where its chain goes."""
+        return Path(self.root, self.public, self.entry)
+
+    def root_of(self, index: int) -> Root:
+        """Return the root that its block of this index hangs on."""
+        if index >= self.entry:
+            return self.root
+        assert self.public is not None
+        return self.public
+
+
+class Path(NamedTuple):
+    """Where a chain goes: `entry` blocks from the root `public` (or None), the rest from `root`."""
+
+    root: Root
+    public: Root | None = None
+    entry: int = 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether all of it is of the present generation."""
+        return self.root.alive and (self.public is None or self.public.alive)
 
 
 class Progress(NamedTuple):
@@ -92,7 +120,7 @@ class Sequences:
     def __post_init__(self) -> None:
         """Make the arrays."""
         n = self.config.max_sequences
-        self.rows = np.zeros((n, ops.SEQUENCE_COLUMNS), np.int64)
+        self.rows = np.zeros((n, chains.SEQUENCE_COLUMNS), np.int64)
         self.history = np.zeros((n, self.config.max_tokens), np.int32)
         self.tables = np.zeros((n, self.config.blocks_per_sequence), np.int32)
         self._cells = self.rows.data.cast("B").cast("q")
@@ -111,24 +139,28 @@ class Sequences:
         """How many more may be opened."""
         return len(self._free)
 
-    def open(self, root: Root, progress: Progress, tokens: Tokens, blocks: I32) -> SequenceState:
+    def open(self, path: Path, progress: Progress, tokens: Tokens, blocks: I32) -> SequenceState:
         """Add a sequence with its tokens and its block table; there must be room for one."""
         number = self._free.pop()
-        state = SequenceState(number, root, self._cells)
-        cells, at = self._cells, number * ops.SEQUENCE_COLUMNS
-        cells[at + ops.LENGTH] = len(tokens)
-        cells[at + ops.BLOCKS] = len(blocks)
-        cells[at + ops.ROOT_INDEX] = root.index
-        cells[at + ops.SEQUENCE_OWNER] = progress.owner
-        cells[at + ops.WRITES] = progress.writes
-        cells[at + ops.COMPUTED] = progress.computed
-        cells[at + ops.RESERVED] = progress.reserved
-        cells[at + ops.PUBLISHED_BLOCKS] = progress.published
-        cells[at + ops.PROMPT_BLOCKS] = progress.prompt_blocks
+        state = SequenceState(number, path, self._cells)
+        cells, at = self._cells, number * chains.SEQUENCE_COLUMNS
+        cells[at + chains.LENGTH] = len(tokens)
+        cells[at + chains.BLOCKS] = len(blocks)
+        cells[at + chains.ROOT_INDEX] = path.root.index
+        cells[at + chains.ENTRY] = path.entry
+        cells[at + chains.PUBLIC_ROOT] = 0 if path.public is None else path.public.index
+        cells[at + chains.SEQUENCE_OWNER] = progress.owner
+        cells[at + chains.WRITES] = progress.writes
+        cells[at + chains.COMPUTED] = progress.computed
+        cells[at + chains.RESERVED] = progress.reserved
+        cells[at + chains.PUBLISHED_BLOCKS] = progress.published
+        cells[at + chains.PROMPT_BLOCKS] = progress.prompt_blocks
         self.history[number, : len(tokens)] = tokens
         self.tables[number, : len(blocks)] = blocks
         self.by_number[number] = state
-        root.sequences += 1
+        path.root.sequences += 1
+        if path.public is not None:
+            path.public.sequences += 1
         return state
 
     def close(self, state: SequenceState) -> None:
@@ -136,6 +168,8 @@ class Sequences:
         del self.by_number[state.number]
         self._free.append(state.number)
         state.root.sequences -= 1
+        if state.public is not None:
+            state.public.sequences -= 1
 
     def tokens(self, state: SequenceState) -> Tokens:
         """Return a sequence's tokens, int32 [length]; a view."""
@@ -147,7 +181,12 @@ class Sequences:
 
     def parent(self, state: SequenceState, index: int) -> int:
         """Name the parent of a sequence's block of this index."""
-        return int(self.tables[state.number, index - 1]) if index else state.root.reference
+        if index == state.entry:
+            return state.root.reference
+        if index == 0:
+            assert state.public is not None
+            return state.public.reference
+        return int(self.tables[state.number, index - 1])
 
     def append_token(self, state: SequenceState, token: int) -> None:
         """Make a sequence one token longer; there must be room."""

@@ -3,12 +3,16 @@
 The public face of the bookkeeping; each mutable thing has one owner behind it:
 
     pool        block rows: references, index, tree, orders of eviction
+    accounts    who is charged with blocks, and what each may hold
     roots       namespaces, and the nonces in force
+    publics     prefixes that all tenants share
     sequences   tokens and block tables
     copies      what is to be copied before the next step writes
     leaders     who computes what
     owners      tenants, and their counts
+    pins        prefixes that are kept for a time
     allocator   who gives way; ghosts: what left lately
+    events      what happened, for those who follow
 
 It holds no tensor: what must be copied is returned as a plan, and a block enters the index only
 when told that its step has run.
@@ -23,29 +27,44 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from stemkv.kvstore import ops
-from stemkv.kvstore.allocation import Allocator
+from stemkv.kvstore import chains, ops, scoring
+from stemkv.kvstore.accounts import Accounts
+from stemkv.kvstore.allocation import Allocator, For
 from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.copies import Copies
+from stemkv.kvstore.curves import MissRatioCurves
 from stemkv.kvstore.directory.protocol import Directory
+from stemkv.kvstore.events import EventStream
 from stemkv.kvstore.eviction import make_order
+from stemkv.kvstore.finding import Finder, Found, Way
 from stemkv.kvstore.flush import Flush, FlushReport
 from stemkv.kvstore.flushing import Flusher
 from stemkv.kvstore.ghosts import GhostLog
 from stemkv.kvstore.ids import BlockKey, SequenceId
-from stemkv.kvstore.keys import HASH_FUNCTIONS, Digest, as_bytes, chain
+from stemkv.kvstore.keys import HASH_FUNCTIONS, Digest, as_bytes
 from stemkv.kvstore.leaders import Leaders
-from stemkv.kvstore.matching import NO_MATCH, Match, Matcher, end_of
+from stemkv.kvstore.matching import NO_MATCH, Match, Matcher
 from stemkv.kvstore.namespace import Namespace
 from stemkv.kvstore.ops import I32
 from stemkv.kvstore.owners import Owners
+from stemkv.kvstore.pins import Pins, PinTerms
 from stemkv.kvstore.pool import Pool, SequenceArrays, Tokens
+from stemkv.kvstore.public import Publics
 from stemkv.kvstore.publishing import Publisher
+from stemkv.kvstore.quotas import OPERATOR, Quota
 from stemkv.kvstore.reserving import Reserver
-from stemkv.kvstore.roots import Root, Roots
-from stemkv.kvstore.sequences import Progress, Sequences, SequenceState
+from stemkv.kvstore.roots import Roots
+from stemkv.kvstore.sequences import Path, Progress, Sequences, SequenceState
 from stemkv.kvstore.values import Admission, Copy, Following, Lookup, Shortage
-from stemkv.kvstore.views import PoolCounts, TenantCounts
+from stemkv.kvstore.views import (
+    AccountCounts,
+    EventKind,
+    MissRatioPoint,
+    PinInfo,
+    PoolCounts,
+    PublicPrefix,
+    TenantCounts,
+)
 from stemkv.policies.eviction import EVICTION, EvictionPolicy
 
 _GHOSTS_AT_LEAST = 1024
@@ -71,39 +90,72 @@ class BlockStore:
         self.directory = directory
         self.clock = clock
         self.pool = Pool(config.capacity_blocks, config.block_size)
-        self.roots = Roots(config, dict(directory.nonces()), self.pool)
+        self.accounts = Accounts(self.pool, clock)
+        self.roots = Roots(config, dict(directory.nonces()), self.pool, self.accounts)
         self.owners = Owners()
         self.ghosts = GhostLog(max(config.capacity_blocks, _GHOSTS_AT_LEAST))
         self.matcher = Matcher(self.pool, digest or HASH_FUNCTIONS[config.hash_function])
+        self.publics = Publics(self.roots, self.matcher, config.block_size)
         self.copies = Copies(self.pool)
         self.leaders = Leaders()
+        self.events = EventStream(config.event_blocks, self.accounts.names, clock)
+        self.curves = MissRatioCurves(config.capacity_blocks) if config.curves else None
         self._open = Sequences(config)
         kept = config.capacity_blocks - config.keep_free
         self.order = make_order(
             policy or EVICTION[config.eviction], self.pool, kept, clock, config.compare_policies
         )
+        self.pins = Pins(self.pool, self.order, clock)
         self._allocator = Allocator(
-            self.pool, self.owners, self.ghosts, directory, clock, self.order, config.keep_free
+            self.pool,
+            self.roots,
+            self.owners,
+            self.accounts,
+            self.ghosts,
+            self.events,
+            directory,
+            clock,
+            self.order,
+            self.pins,
+            config.keep_free,
         )
         self._publisher = Publisher(
-            self.pool, self.matcher, self._open, self.leaders, self.copies, directory
+            self.pool,
+            self.matcher,
+            self._open,
+            self.leaders,
+            self.copies,
+            directory,
+            self.owners,
+            self.events,
         )
         self._reserver = Reserver(self.pool, self._open, self._allocator, self.copies)
+        self._finder = Finder(
+            self.roots,
+            self.publics,
+            self.matcher,
+            self.owners,
+            config.block_size,
+            config.partial_hits,
+        )
         self._flusher = Flusher(
             config,
             self.pool,
             self.roots,
             self.matcher,
             self._open,
+            self.copies,
             self._publisher,
             self._allocator,
+            clock,
         )
 
     # --- what is there -----------------------------------------------------------------------
 
     def lookup(self, namespace: Namespace, prompt: Tokens) -> Lookup:
         """Return a prompt's longest reusable prefix, holding nothing."""
-        match, leader = self._find(namespace, _plain(prompt))
+        prompt = _plain(prompt)
+        match, leader = self._find(self._finder.way(namespace, prompt), namespace.tenant, prompt)
         return Lookup(len(match.blocks), match.partial_tokens, leader)
 
     @property
@@ -113,8 +165,17 @@ class BlockStore:
 
     def keys_of(self, namespace: Namespace, prompt: Tokens) -> list[BlockKey]:
         """Return the keys that a prompt's full blocks have in this namespace, cached or not."""
-        start = self.roots.key_of(namespace)
-        return chain(self.matcher.digest, start, as_bytes(prompt), self.config.block_size)
+        return self._finder.keys(namespace, prompt)
+
+    def find(self, namespace: Namespace, prompt: Tokens) -> tuple[Way, Found]:
+        """Say where a prompt's chain goes, and what of it is there, as a lookup sees it."""
+        way = self._finder.way(namespace, prompt)
+        found = self._finder.find(way, prompt, namespace.tenant)
+        return way, found if self.may_hit else Found(NO_MATCH, found.parent)
+
+    def limit(self, namespace: Namespace) -> int:
+        """How many blocks a namespace's account could have in use at most, as quotas are now."""
+        return self.accounts.limit(self.accounts.find(namespace.domain) or 0)
 
     @property
     def sequences(self) -> Mapping[SequenceId, SequenceState]:
@@ -149,16 +210,18 @@ class BlockStore:
 
     def pool_counts(self) -> PoolCounts:
         """Return the blocks by state."""
-        free, cached, tails = (int(c) for c in self.pool.count)
+        row = self.pool.accounts[ops.POOL].tolist()
         capacity = self.config.capacity_blocks
+        cached = row[ops.CACHED] + row[ops.TAILS] + row[ops.KEPT]
+        elsewhere = row[ops.FREED] + row[ops.STALE] + row[ops.OUT]
         return PoolCounts(
             capacity=capacity,
-            free=free,
-            in_use=capacity - free - cached - tails,
-            cached=cached + tails,
-            stale=0,
-            quarantined=0,
-            tails=tails,
+            free=row[ops.FREED],
+            in_use=capacity - cached - elsewhere,
+            cached=cached,
+            stale=row[ops.STALE],
+            quarantined=row[ops.OUT],
+            tails=row[ops.TAILS],
             evicted=self._allocator.evicted,
         )
 
@@ -174,14 +237,25 @@ class BlockStore:
     def tenant_counts(self) -> dict[str, TenantCounts]:
         """Return the counts of every tenant that ever opened a sequence here."""
         rows = self.pool.meta[: self.config.capacity_blocks]
-        published = rows[rows[:, ops.STATE] == ops.PUBLISHED]
+        published = self.pool.live() & (rows[:, ops.STATE] == ops.PUBLISHED)
         names = self.owners.names
-        held = np.bincount(published[:, ops.OWNER], minlength=len(names)).tolist()
+        held = np.bincount(rows[published, ops.OWNER], minlength=len(names)).tolist()
         evicted = self.owners.evicted[: len(names)].tolist()
         return {
             name: TenantCounts(c.lookup, c.hit_full, c.hit_partial, blocks, gone)
             for name, c, blocks, gone in zip(names, self.owners.counts, held, evicted, strict=True)
+            if name != OPERATOR
         }
+
+    def account_counts(self) -> dict[str, AccountCounts]:
+        """Return what accounts (tenants by themselves, groups, the operator) hold and have lost."""
+        return self.accounts.counts()
+
+    def miss_ratio_curves(self) -> dict[str, tuple[MissRatioPoint, ...]]:
+        """Return, by account, what other sizes of cache would hit; empty if it is not estimated."""
+        if self.curves is None:
+            return {}
+        return {self.accounts.names[a]: points for a, points in self.curves.report().items()}
 
     # --- sequences ---------------------------------------------------------------------------
 
@@ -205,20 +279,29 @@ class BlockStore:
             raise ValueError(f"prompt: {len(prompt)} tokens are not in 1..{config.max_tokens}")
         assert not self.copies.under_way, "a step is under way"
         prompt = _plain(prompt)
-        match, leader = self._find(namespace, prompt) if read else (NO_MATCH, None)
+        self.pins.expire()
+        way = self._finder.way(namespace, prompt)
+        match, leader = NO_MATCH, None
+        if read:
+            match, leader = self._find(way, namespace.tenant, prompt)
         if leader is not None:
             return Following(leader)
         if not self._open.free:
             return Shortage("sequences", 1, 0)
+        account = way.root.account if way.root else self.accounts.find(namespace.domain) or 0
         needed = -(-len(prompt) // config.block_size) - len(match.blocks)
-        match, shortage = self._fit(match, needed)
+        match, shortage = self._fit(match, needed, account)
         if shortage is not None:
             return shortage
-        # Only now that nothing can go wrong are a root and an owner made.
-        root, owner = self.roots.get(namespace), self.owners.get(namespace.tenant)
-        if not again:
+        # Only now that nothing can go wrong are roots and an owner made.
+        path = self._finder.path(namespace, prompt)
+        owner = self.owners.get(namespace.tenant)
+        self.accounts.use(path.root.account)
+        if again:
+            self.owners.counts[owner].resumed += 1
+        else:
             self._count_lookup(owner, len(prompt), match)
-        return self._adopt(root, owner, prompt, match, write and config.prefix_cache)
+        return self._adopt(path, owner, prompt, match, write and config.prefix_cache)
 
     def fork(self, sequence: SequenceId) -> SequenceId | Shortage:
         """Open a second sequence that shares all blocks and tokens of the first.
@@ -264,6 +347,7 @@ class BlockStore:
         assert not self.copies.under_way, "a step is under way"
         state = self._open[sequence]
         self.leaders.stop(sequence)
+        self.accounts.use(state.root.account)
         blocks = self._open.table(state).copy()
         if self.config.partial_hits:
             self._publisher.keep_tail(state)
@@ -277,17 +361,17 @@ class BlockStore:
             self.order.let_go(published)
         else:
             self.pool.dereference(blocks)
-        if self.config.keep_free:
-            self._allocator.tidy(state.owner)
+        if self.curves is not None:
+            self._count_reuse(state, blocks)
         self._open.close(state)
-        if not state.root.alive:
-            self.roots.free_dead([state.root])
+        if self.config.keep_free:
+            self._allocator.tidy(For(state.root, state.owner))
 
     # --- sequences, a batch at a time: what a decode step does to each ---------------------------
 
     def extend_all(self, batch: I32, tokens: I32) -> None:
         """Append tokens[i] to sequence batch[i]; raises ValueError if one of them is full."""
-        full = ops.extend_batch(self._open.rows, self._open.history, batch, tokens)
+        full = chains.extend_batch(self._open.rows, self._open.history, batch, tokens)
         if full != ops.NONE:
             raise ValueError(f"sequence {full} already has max_tokens = {self.config.max_tokens}")
 
@@ -317,42 +401,127 @@ class BlockStore:
         publish nothing further, and should be released.
         """
         destinations = self.copies.settle()
+        if self.roots.dead:
+            self._allocator.reclaim()
         if ran or not destinations:
             return
         for state in self._open:
             if not destinations.isdisjoint(self._open.table(state).tolist()):
                 self._publisher.silence(state)
 
+    # --- operators ---------------------------------------------------------------------------
+
     def flush(self, flush: Flush) -> FlushReport:
         """Carry a flush out; sequences that hold flushed blocks keep them, and publish no more."""
         return self._flusher.flush(flush)
 
+    def reclaim(self) -> None:
+        """Do some of what may be put off: free flushed blocks, end pins whose time is over."""
+        self.pins.expire()
+        self._allocator.reclaim()
+
+    def set_quotas(self, quotas: Mapping[bytes, Quota]) -> None:
+        """Put quotas in force by tenant domain, in place of all others.
+
+        What is held above a new cap goes when its account next needs blocks. Raises ValueError if
+        reserves and public prefixes are more than the pool; nothing has changed then.
+        """
+        self.accounts.set_quotas(quotas)
+
+    def declare_public(
+        self, prompt: Tokens, adapter: str = "", adapter_digest: bytes = b""
+    ) -> PublicPrefix:
+        """Let all tenants share a prompt's full blocks, for which room is set aside.
+
+        Raises ValueError if there is none, or not so much room.
+        """
+        if len(prompt) < self.config.block_size:
+            raise ValueError(
+                f"prompt: {len(prompt)} tokens are fewer than a block of {self.config.block_size}"
+            )
+        space = self.publics.namespace(adapter, adapter_digest)
+        self.accounts.set_aside(self.publics.blocks() + self.publics.new_blocks(space, prompt))
+        self.publics.add(space, prompt)
+        return self.publics.describe((adapter, adapter_digest), prompt)
+
+    def withdraw_public(self, key: str) -> None:
+        """Share a declared prefix no more, and flush it as far as no other one needs it.
+
+        key: hex, as `PublicPrefix` has it. Raises ValueError if there is none.
+        """
+        for adapter, prompt in self.publics.all():
+            if self.publics.describe(adapter, prompt).key == key.lower():
+                break
+        else:
+            raise ValueError(f"key: no public prefix is named {key!r}")
+        size, space = self.config.block_size, self.publics.namespace(*adapter)
+        keys = self.publics.keys(space, prompt)
+        needed = self.publics.remove(adapter, prompt)
+        if needed < len(keys):
+            end = prompt[: (needed + 1) * size]
+            self._flusher.withdraw(self.roots.find(space), end, keys[needed:])
+        self.accounts.set_aside(self.publics.blocks())
+
+    def public_prefixes(self) -> tuple[PublicPrefix, ...]:
+        """Return all declared prefixes."""
+        return tuple(self.publics.describe(*prefix) for prefix in self.publics.all())
+
+    def pin(self, namespace: Namespace, prompt: Tokens, terms: PinTerms) -> PinInfo:
+        """Keep what is cached of a prompt, public blocks apart, which are kept anyway.
+
+        With nothing there, no pin is made: the reply holds 0 blocks. Raises ValueError if pins
+        would keep more than the account's quota for them.
+        """
+        self.pins.expire()
+        prompt = _plain(prompt)
+        way, found = self.find(namespace, prompt)
+        blocks = found.match.blocks[way.entry :][: terms.max_blocks]
+        if way.root is None or not len(blocks):
+            return PinInfo(0, namespace.tenant, namespace.adapter, namespace.salt, 0, 0, 0.0, 0.0)
+        account = way.root.account
+        pinned, limit = self.pins.blocks_of(account), self.accounts.pins_of(account)
+        if pinned + len(blocks) > limit:
+            raise ValueError(
+                f"pins: {len(blocks)} blocks more than the {pinned} that are pinned are over the "
+                f"account's {limit}"
+            )
+        return self.pins.describe(self.pins.add(namespace, way.root, blocks, terms))
+
+    def unpin(self, number: int) -> None:
+        """End a pin; raises ValueError if there is none of this number."""
+        self.pins.expire()
+        self.pins.remove(number)
+
+    def pinned(self) -> tuple[PinInfo, ...]:
+        """Return all pins."""
+        self.pins.expire()
+        return tuple(self.pins.describe(pin) for pin in self.pins)
+
     # --- how -----------------------------------------------------------------------------------
 
-    def _find(self, namespace: Namespace, prompt: Tokens) -> tuple[Match, SequenceId | None]:
+    def _find(self, way: Way, tenant: str, prompt: Tokens) -> tuple[Match, SequenceId | None]:
         """Match a prompt, and find who computes what comes next."""
-        root = self.roots.find(namespace)
-        if root is None or not self.may_hit:
+        if not self.may_hit:
             return NO_MATCH, None
-        owner = self.owners.find(namespace.tenant)
-        match = self.matcher.match(root, prompt, owner, partial=self.config.partial_hits)
+        match, parent = self._finder.find(way, prompt, tenant)
+        if parent == ops.NONE or not self.leaders.all():
+            return match, None
         start = len(match.blocks) * self.config.block_size
         block = prompt[start : start + self.config.block_size]
-        if len(block) < self.config.block_size or not self.leaders.all():
+        if len(block) < self.config.block_size:
             return match, None
-        return match, self.leaders.find((end_of(match.blocks, root), as_bytes(block)))
+        return match, self.leaders.find((parent, as_bytes(block)))
 
-    def _fit(self, match: Match, needed: int) -> tuple[Match, Shortage | None]:
+    def _fit(self, match: Match, needed: int, account: int) -> tuple[Match, Shortage | None]:
         """Check that a match can be adopted and the rest taken; give the copy up if it cannot."""
         if not needed:
             return match, None
-        adopted = self.pool.unheld(match.blocks) if len(match.blocks) else 0
         if match.partial >= 0:
-            source = self.pool.unheld(np.array([match.partial], np.int32))
-            if self._allocator.shortage(needed, adopted + source) is None:
+            source = self.pool.unheld(np.array([match.partial], np.int32), account)
+            if self._allocator.shortage(needed, account, match.unheld + source) is None:
                 return match, None
-            match = Match(match.blocks)
-        return match, self._allocator.shortage(needed, adopted)
+            match = match._replace(partial=ops.NONE, partial_tokens=0)
+        return match, self._allocator.shortage(needed, account, match.unheld)
 
     def _count_lookup(self, owner: int, tokens: int, match: Match) -> None:
         full, partial = len(match.blocks) * self.config.block_size, match.partial_tokens
@@ -365,7 +534,7 @@ class BlockStore:
         counts.hit_partial += partial
 
     def _adopt(
-        self, root: Root, owner: int, prompt: Tokens, match: Match, writes: bool
+        self, path: Path, owner: int, prompt: Tokens, match: Match, writes: bool
     ) -> Admission:
         """Open a sequence on a match that fits."""
         size = self.config.block_size
@@ -373,10 +542,14 @@ class BlockStore:
         needed = -(-len(prompt) // size) - adopted
         if adopted:
             self.pool.reference(match.blocks)
+            if self.events.on:
+                self._tell("adopted", match.blocks)
         if match.partial >= 0:
             # Held before blocks are taken, or the source itself might be evicted for them.
             self.pool.pin(match.partial)
-        fresh = self._allocator.take(needed, owner)
+            if self.events.on:
+                self._tell("copied", np.array([match.partial], np.int32))
+        fresh = self._allocator.take(needed, For(path.root, owner))
         if match.partial >= 0:
             self.copies.plan(match.partial, int(fresh[0]), match.partial_tokens)
             self.pool.unpin([match.partial])
@@ -391,10 +564,26 @@ class BlockStore:
         blocks = np.concatenate([match.blocks, fresh]) if adopted and needed else fresh
         if not needed:
             blocks = match.blocks
-        state = self._open.open(root, progress, prompt, blocks)
+        state = self._open.open(path, progress, prompt, blocks)
         if writes and adopted < progress.prompt_blocks:
             self._publisher.lead(state)
         return Admission(state.number, adopted * size, match.partial_tokens)
+
+    def _tell(self, kind: EventKind, blocks: ops.I32) -> None:
+        """Record an event of published blocks, or of a tail, which has no key."""
+        for account, mine in self.pool.by_account(blocks):
+            keys = self.pool.keys_of(mine)
+            keys[self.pool.meta[mine, ops.STATE] != ops.PUBLISHED] = 0
+            self.events.record(kind, account, keys)
+
+    def _count_reuse(self, state: SequenceState, blocks: ops.I32) -> None:
+        """Let the curves see the own part of a chain that a sequence is done with."""
+        assert self.curves is not None
+        mine = blocks[state.entry : state.published]
+        mine = mine[: scoring.leading_live(self.pool.meta, self.pool.roots, mine)]
+        if len(mine):
+            looked_up = max(0, state.prompt_blocks - state.entry)
+            self.curves.use(state.root.account, self.pool.keys_of(mine), looked_up)
 
 
 def _plain(prompt: Tokens) -> Tokens:

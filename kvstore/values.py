@@ -53,8 +53,12 @@ class Following:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """The call could not be satisfied and changed nothing."""
+    """The call could not be satisfied and changed nothing.
 
-    what: Literal["blocks", "sequences"]
+    what: "quota" where the pool has enough, but this account's cap or the reserves of others forbid
+    it.
+    """
+
+    what: Literal["blocks", "sequences", "quota"]
     needed: int
     available: int

@@ -6,10 +6,10 @@ Adding a policy is one file here and one line in `EVICTION`.
 from collections.abc import Mapping
 
 from stemkv.policies.eviction.adaptive import Adaptive, adaptive
-from stemkv.policies.eviction.lru import lru
-from stemkv.policies.eviction.protocol import ListPolicy, Scored
+from stemkv.policies.eviction.lru import Recency, lru
+from stemkv.policies.eviction.protocol import Scored
 
-EvictionPolicy = ListPolicy | Scored | Adaptive
+EvictionPolicy = Recency | Scored | Adaptive
 
 EVICTION: Mapping[str, EvictionPolicy] = {
     "lru": lru,

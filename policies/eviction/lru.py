@@ -1,26 +1,18 @@
-"""Least recently used, tails first: the default, as a walk along a list and as a score."""
+"""Least recently used, tails first: the default, as the store's own order and as a score."""
+
+from dataclasses import dataclass
 
 import numba
-import numpy as np
-import numpy.typing as npt
 
-from stemkv.policies.eviction.protocol import ListPolicy, Row, Scored
+from stemkv.policies.eviction.protocol import Row, Scored
 
 
-def _lru(
-    following: npt.NDArray[np.int32], tails: int, cached: int, wanted: int
-) -> npt.NDArray[np.int32]:
-    victims = np.empty(wanted, np.int32)
-    at, end = following[tails], tails
-    for i in range(wanted):
-        if at == end and end == tails:
-            at, end = following[cached], cached
-        victims[i] = at
-        at = following[at]
-    return victims
+@dataclass(frozen=True, slots=True)
+class Recency:
+    """The order in which blocks were let go, which the store keeps anyway: uses cost nothing."""
 
 
-lru: ListPolicy = numba.njit(cache=True, nogil=True, error_model="numpy")(_lru)
+lru = Recency()
 """Least recently used; tails, which save less than a block, before all published blocks."""
 
 

@@ -1,16 +1,16 @@
 """What an eviction policy is.
 
-Two kinds. A list policy walks the store's own order of unreferenced blocks, and costs nothing while
-blocks are used. A scored policy gives every block a number when it is used; the block that nothing
-holds, has no cached children and has the lowest number goes first. The store keeps the numbers, the
-order, and the rows of blocks that went lately, so that one that comes back is not a stranger.
+`lru.Recency` stands for the store's own order of unreferenced blocks, which costs nothing while
+blocks are used. Any other is scored: it gives every block a number when it is used; the block that
+nothing holds, has no cached children and has the lowest number goes first. The store keeps the
+numbers, the order, and the rows of blocks that went lately, so that one that comes back is not a
+stranger.
 
 Prefixes stay closed under any score, because only leaves are candidates.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,21 +27,6 @@ row: float64 [columns], one block's; row[0] holds the score given last (-inf in 
 others (0 in a new row) are for the score to write to. event: FIRST or AGAIN. now: seconds, never
 less than in an earlier call. numba compiles it; it must not raise, nor return NaN.
 """
-
-
-class ListPolicy(Protocol):
-    """Names `wanted` victims; there are at least as many unreferenced blocks."""
-
-    def __call__(
-        self, following: npt.NDArray[np.int32], tails: int, cached: int, wanted: int
-    ) -> npt.NDArray[np.int32]:
-        """Return int32 [wanted] block numbers, in the order in which they go.
-
-        following: int32, the next block in a block's order. tails, cached: where each order's
-        circle starts and ends (not a block itself). In both orders a block stands before its
-        parent and the least recently used first, so any prefix of an order will do.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

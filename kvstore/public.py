@@ -1,0 +1,142 @@
+"""Public prefixes: which leading blocks of a prompt all tenants share.
+
+A declared prefix is shared as far as it fills whole blocks. Its blocks live in a namespace of their
+own, one for each adapter, and are charged to the operator, for whom as many blocks are set aside:
+so they are kept, once computed, until they are withdrawn or flushed.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stemkv.kvstore.ids import BlockKey
+from stemkv.kvstore.keys import as_bytes, chain
+from stemkv.kvstore.matching import Matcher
+from stemkv.kvstore.namespace import Namespace
+from stemkv.kvstore.pool import Tokens
+from stemkv.kvstore.quotas import OPERATOR
+from stemkv.kvstore.roots import PUBLIC, Roots
+from stemkv.kvstore.views import PublicPrefix
+
+Adapter = tuple[str, bytes]
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """One public block, by its tokens below its parent. ends: whether a declared prefix ends here.
+
+    key: as of `generation` of the roots.
+    """
+
+    below: "dict[bytes, _Node]" = field(default_factory=dict)
+    ends: bool = False
+    key: BlockKey | None = None
+    generation: int = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Publics:
+    """All declared prefixes."""
+
+    roots: Roots
+    matcher: Matcher
+    block_size: int
+    _tops: dict[Adapter, _Node] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Whether any prefix is public."""
+        return bool(self._tops)
+
+    def namespace(self, adapter: str, digest: bytes) -> Namespace:
+        """Return where public blocks of an adapter live."""
+        return Namespace(OPERATOR, PUBLIC, adapter, digest)
+
+    def entry(self, namespace: Namespace, prompt: Tokens) -> tuple[int, bytes]:
+        """Say how many leading blocks of a prompt are public, and the key of the last of them."""
+        node = self._tops.get((namespace.adapter, namespace.adapter_digest))
+        if node is None:
+            return 0, b""
+        size, depth, data = self.block_size, 0, b""
+        while depth < len(prompt) // size:
+            block = as_bytes(prompt[depth * size : (depth + 1) * size])
+            following = node.below.get(block)
+            if following is None:
+                break
+            node, data, depth = following, data + block, depth + 1
+        if not depth:
+            return 0, b""
+        if node.key is None or node.generation != self.roots.generation:
+            space = self.namespace(namespace.adapter, namespace.adapter_digest)
+            node.key = chain(self.matcher.digest, self.roots.key_of(space), data, size)[-1]
+            node.generation = self.roots.generation
+        return depth, node.key
+
+    def keys(self, space: Namespace, prompt: Tokens) -> list[BlockKey]:
+        """Return the keys that a public namespace's full blocks have."""
+        data = as_bytes(prompt)
+        return chain(self.matcher.digest, self.roots.key_of(space), data, self.block_size)
+
+    def blocks(self) -> int:
+        """How many blocks all prefixes have together; what they begin with alike counts once."""
+        return sum(1 for top in self._tops.values() for _ in _below(top))
+
+    def new_blocks(self, namespace: Namespace, prompt: Tokens) -> int:
+        """How many more there would be with this prefix."""
+        return len(prompt) // self.block_size - self.entry(namespace, prompt)[0]
+
+    def add(self, namespace: Namespace, prompt: Tokens) -> None:
+        """Declare a prefix; it must fill a block."""
+        size = self.block_size
+        node = self._tops.setdefault((namespace.adapter, namespace.adapter_digest), _Node())
+        for start in range(0, len(prompt) - size + 1, size):
+            node = node.below.setdefault(as_bytes(prompt[start : start + size]), _Node())
+        node.ends = True
+
+    def remove(self, adapter: Adapter, prompt: Tokens) -> int:
+        """Withdraw a declared prefix; say how many of its leading blocks others still need."""
+        size = self.block_size
+        path = [self._tops[adapter]]
+        blocks = [as_bytes(prompt[i : i + size]) for i in range(0, len(prompt) - size + 1, size)]
+        for block in blocks:
+            path.append(path[-1].below[block])
+        path[-1].ends = False
+        needed = len(blocks)
+        while needed and not path[needed].ends and not path[needed].below:
+            needed -= 1
+            del path[needed].below[blocks[needed]]
+        if not path[0].below:
+            del self._tops[adapter]
+        return needed
+
+    def all(self) -> Iterator[tuple[Adapter, Tokens]]:
+        """Iterate over the declared prefixes: adapter, and tokens of their whole blocks."""
+        for adapter, top in self._tops.items():
+            for data in _declared(top, b""):
+                yield adapter, np.frombuffer(data, "<i4").astype(np.int32)
+
+    def describe(self, adapter: Adapter, prompt: Tokens) -> PublicPrefix:
+        """Return what an operator sees of a declared prefix."""
+        space = self.namespace(*adapter)
+        _, key = self.entry(space, prompt)
+        root = self.roots.find(space)
+        cached = 0 if root is None else len(self.matcher.full_blocks(root, prompt))
+        blocks = len(prompt) // self.block_size
+        return PublicPrefix(key.hex(), adapter[0], blocks * self.block_size, blocks, cached)
+
+
+def _below(node: _Node) -> Iterator[_Node]:
+    stack = list(node.below.values())
+    while stack:
+        node = stack.pop()
+        stack.extend(node.below.values())
+        yield node
+
+
+def _declared(top: _Node, data: bytes) -> Iterator[bytes]:
+    stack = [(top, data)]
+    while stack:
+        node, data = stack.pop()
+        if node.ends:
+            yield data
+        stack.extend((below, data + block) for block, below in node.below.items())

@@ -1,0 +1,384 @@
+"""Inner loops of eviction: what accounts may keep, whose block goes next, and what dead roots left.
+
+See `ops` for the arrays. An account's `floor` is how many blocks it keeps at least while others
+want more. Tails go before published blocks, and of each kind the least recently used.
+"""
+
+import numpy as np
+
+from stemkv.kvstore.jit import compiled
+from stemkv.kvstore.ops import (
+    ACCOUNT,
+    CACHED,
+    CAP,
+    CHARGED,
+    DEAD,
+    F64,
+    FILL,
+    FIRST_CHILD,
+    FREE,
+    FREE_LIST,
+    FREED,
+    HELD,
+    I32,
+    I64,
+    KEEP,
+    KEPT,
+    NEXT,
+    NONE,
+    NOW,
+    OUT,
+    OWNER,
+    PARENT,
+    POOL,
+    PRIVATE,
+    PUBLISHED,
+    REF,
+    RESERVE,
+    ROOT,
+    STALE,
+    STAMP,
+    STATE,
+    TAIL,
+    TAILS,
+    U64,
+    Int,
+    cached_list,
+    charge,
+    delete_key,
+    is_held,
+    kind_of,
+    link_newest,
+    tail_list,
+    tally,
+    unlink,
+    withdraw,
+)
+
+# Columns of terms, float64 [accounts, 2]: how an account shares what is beyond all reserves, and
+# when (seconds) it last used the cache.
+WEIGHT, LAST_USE = 0, 1
+
+_LOW_31 = 0x7FFFFFFF
+
+
+@compiled
+def in_use(accounts: I64, a: Int) -> Int:
+    """How many of an account's blocks are held by sequences and copies."""
+    held = int(accounts[a, HELD])
+    return int(held - accounts[a, CACHED] - accounts[a, TAILS] - accounts[a, KEPT])
+
+
+@compiled
+def available(accounts: I64, capacity: Int, asking: Int) -> tuple[Int, Int]:
+    """How many blocks an account could be given, and how many if there were no quotas.
+
+    What others have in use, and what is reserved for them and not in use, is out of its reach.
+    """
+    whole = capacity - accounts[POOL, OUT]
+    room = whole
+    for a in range(1, accounts.shape[0]):
+        used = in_use(accounts, a)
+        whole -= used
+        room -= used if a == asking else max(used, accounts[a, RESERVE])
+    if asking != POOL:  # an account that is not opened yet has no cap
+        room = min(room, accounts[asking, CAP] - in_use(accounts, asking))
+    return max(0, room), max(0, whole)
+
+
+@compiled
+def fair_floors(
+    accounts: I64, terms: F64, capacity: Int, asking: Int, used_since: float, floors: I64
+) -> None:
+    """Give each account its reserve, and a share of the rest by weight if it uses the cache.
+
+    An account is idle, with its reserve as its share, if nothing of it is in use and it used the
+    cache last before `used_since` (seconds).
+    """
+    beyond, weights = capacity - accounts[POOL, OUT], 0.0
+    for a in range(1, accounts.shape[0]):
+        beyond -= accounts[a, RESERVE]
+        if a == asking or in_use(accounts, a) > 0 or terms[a, LAST_USE] >= used_since:
+            weights += terms[a, WEIGHT]
+    for a in range(1, accounts.shape[0]):
+        floors[a] = accounts[a, RESERVE]
+        active = a == asking or in_use(accounts, a) > 0 or terms[a, LAST_USE] >= used_since
+        if active and weights > 0.0:
+            floors[a] += np.int64(max(0, beyond) * (terms[a, WEIGHT] / weights))
+
+
+@compiled
+def lowest_floors(accounts: I64, asking: Int, floors: I64) -> None:
+    """Give each account its reserve, and nothing to the one that asks: it may lose all it has."""
+    for a in range(1, accounts.shape[0]):
+        floors[a] = 0 if a == asking else accounts[a, RESERVE]
+
+
+@compiled
+def own_floors(accounts: I64, asking: Int, floors: I64) -> None:
+    """Let nobody but the one that asks lose anything."""
+    for a in range(1, accounts.shape[0]):
+        floors[a] = 0 if a == asking else accounts[a, HELD]
+
+
+@compiled
+def oldest(meta: I32, accounts: I64, floors: I64, kind: Int) -> tuple[Int, Int]:
+    """Find whose oldest block of a kind goes next, and how old the next account's oldest is.
+
+    Accounts at their floors are left out. NONE where there is none; ages count lettings-go.
+    """
+    best, first, second = NONE, NONE, NONE
+    for a in range(1, accounts.shape[0]):
+        if accounts[a, kind] > 0 and accounts[a, HELD] > floors[a]:
+            head = -1 - (cached_list(a) if kind == CACHED else tail_list(a))
+            age = (accounts[POOL, NOW] - meta[meta[head, NEXT], STAMP]) & _LOW_31
+            if age > first:
+                best, first, second = a, age, first
+            elif age > second:
+                second = age
+    return best, second
+
+
+@compiled
+def remove(
+    meta: I32,
+    roots: I64,
+    accounts: I64,
+    table: I64,
+    keys: U64,
+    evicted: I64,
+    lost: I64,
+    b: Int,
+) -> None:
+    """Evict a block that nothing holds or keeps: it is on no list then, and nobody's."""
+    root = meta[b, ROOT]
+    unlink(meta, b)
+    tally(roots, accounts, root, kind_of(meta, b), -1)
+    charge(roots, accounts, root, -1)
+    evicted[meta[b, OWNER]] += 1
+    lost[roots[root, ACCOUNT]] += 1
+    withdraw(meta, roots, table, keys, b)
+    meta[b, STATE] = PRIVATE
+
+
+@compiled
+def evict_oldest(
+    meta: I32,
+    roots: I64,
+    accounts: I64,
+    table: I64,
+    keys: U64,
+    floors: I64,
+    kind: Int,
+    evicted: I64,
+    lost: I64,
+    departed: I32,
+    left: Int,
+    out: I32,
+    n: Int,
+) -> tuple[Int, Int]:
+    """Go on after n victims in out, until it is full or accounts are at their floors.
+
+    departed: the published ones among them, `left` so far. Returns how many of each there are.
+    """
+    while n < out.shape[0]:
+        a, second = oldest(meta, accounts, floors, kind)
+        if a == NONE:
+            break
+        head = -1 - (cached_list(a) if kind == CACHED else tail_list(a))
+        while n < out.shape[0] and accounts[a, kind] > 0 and accounts[a, HELD] > floors[a]:
+            b = meta[head, NEXT]
+            if ((accounts[POOL, NOW] - meta[b, STAMP]) & _LOW_31) < second:
+                break
+            remove(meta, roots, accounts, table, keys, evicted, lost, b)
+            if kind == CACHED:
+                departed[left] = b
+                left += 1
+            out[n] = b
+            n += 1
+    return n, left
+
+
+@compiled
+def evict_by_age(
+    meta: I32,
+    roots: I64,
+    accounts: I64,
+    table: I64,
+    keys: U64,
+    terms: F64,
+    asking: Int,
+    own: Int,
+    used_since: float,
+    evicted: I64,
+    lost: I64,
+    departed: I32,
+    out: I32,
+) -> tuple[Int, Int]:
+    """Evict out.size blocks for an account: the first `own` of its own, the rest by fair share.
+
+    Returns how many went (fewer if no more may), and how many of them were published.
+    """
+    floors = np.empty(accounts.shape[0], np.int64)
+    n: Int = 0
+    left: Int = 0
+    for phase in range(3):
+        goal = out[:own] if phase == 0 else out
+        if n >= goal.shape[0]:
+            continue
+        if phase == 0:
+            own_floors(accounts, asking, floors)
+        elif phase == 1:
+            fair_floors(accounts, terms, keys.shape[0], asking, used_since, floors)
+        else:
+            lowest_floors(accounts, asking, floors)
+        for kind in (TAILS, CACHED):
+            n, left = evict_oldest(
+                meta,
+                roots,
+                accounts,
+                table,
+                keys,
+                floors,
+                kind,
+                evicted,
+                lost,
+                departed,
+                left,
+                goal,
+                n,
+            )
+    return n, left
+
+
+@compiled
+def obtainable(accounts: I64, asking: Int) -> Int:
+    """How many blocks eviction can get for an account, as long as no pin gives way."""
+    n = 0
+    for a in range(1, accounts.shape[0]):
+        idle = accounts[a, CACHED] + accounts[a, TAILS]
+        n += idle if a == asking else min(idle, max(0, accounts[a, HELD] - accounts[a, RESERVE]))
+    return n
+
+
+@compiled
+def reset(meta: I32, b: Int, root: Int) -> None:
+    """Make a block that is out of everything private, with one reference, charged to a root."""
+    meta[b, STATE] = PRIVATE
+    meta[b, REF] = 1
+    meta[b, KEEP] = 0
+    meta[b, FILL] = 0
+    meta[b, FIRST_CHILD] = NONE
+    meta[b, PARENT] = NONE
+    meta[b, ROOT] = root
+
+
+@compiled
+def take(meta: I32, roots: I64, accounts: I64, victims: I32, root: Int, out: I32) -> None:
+    """Make out.size blocks private with one reference: evicted ones, then free ones.
+
+    Victims beyond those are free.
+    """
+    n = min(victims.shape[0], out.shape[0])
+    out[:n] = victims[:n]
+    for i in range(n, victims.shape[0]):
+        release(meta, accounts, victims[i])
+    head = -1 - FREE_LIST
+    for i in range(n, out.shape[0]):
+        out[i] = meta[head, NEXT]
+        unlink(meta, out[i])
+    accounts[POOL, FREED] -= out.shape[0] - n
+    for b in out:
+        reset(meta, b, root)
+    charge(roots, accounts, root, out.shape[0])
+
+
+@compiled
+def release(meta: I32, accounts: I64, b: Int) -> None:
+    """Put a block that nobody is charged with on the free list."""
+    meta[b, STATE] = FREE
+    meta[b, PARENT] = NONE
+    meta[b, FIRST_CHILD] = NONE
+    meta[b, KEEP] = 0
+    link_newest(meta, FREE_LIST, b)
+    accounts[POOL, FREED] += 1
+
+
+@compiled
+def release_all(meta: I32, accounts: I64, blocks: I32) -> None:
+    """Put evicted blocks on the free list."""
+    for b in blocks:
+        release(meta, accounts, b)
+
+
+@compiled
+def kill(roots: I64, accounts: I64, root: Int) -> None:
+    """Let a root be dead: what nothing holds of it is stale, in the time of one count."""
+    account = roots[root, ACCOUNT]
+    stale = 0
+    for kind in (CACHED, TAILS, KEPT):
+        n = roots[root, kind]
+        tally(roots, accounts, root, kind, -n)
+        stale += n
+    accounts[account, HELD] -= stale
+    accounts[POOL, STALE] += stale
+    roots[root, DEAD] = 1
+
+
+@compiled
+def sweep(
+    meta: I32,
+    roots: I64,
+    accounts: I64,
+    table: I64,
+    keys: U64,
+    start: Int,
+    rows: Int,
+    departed: I32,
+    departed_roots: I32,
+) -> tuple[Int, Int]:
+    """Free the stale blocks among `rows` rows, from row start on and round.
+
+    departed, departed_roots: the published ones, and whose they were. Returns the row to go on
+    from, and how many those are.
+    """
+    capacity = keys.shape[0]
+    left, b = 0, start
+    for _ in range(min(rows, capacity)):
+        if accounts[POOL, STALE] == 0:
+            break
+        state = meta[b, STATE]
+        if state in (PUBLISHED, TAIL) and roots[meta[b, ROOT], DEAD] != 0 and not is_held(meta, b):
+            root = meta[b, ROOT]
+            if state == PUBLISHED:
+                delete_key(table, keys, b)
+                departed[left], departed_roots[left] = b, root
+                left += 1
+            if meta[b, KEEP] == 0:
+                unlink(meta, b)
+            roots[root, CHARGED] -= 1
+            accounts[POOL, STALE] -= 1
+            release(meta, accounts, b)
+        b += 1
+        if b == capacity:
+            b = 0
+    return b, left
+
+
+@compiled
+def note_departures(
+    ring_keys: U64,
+    ring_seconds: F64,
+    ring_cause: I32,
+    written: Int,
+    keys: U64,
+    seconds: float,
+    cause: Int,
+) -> None:
+    """Write keys that leave the index into a ring, after the `written` before them."""
+    capacity = ring_keys.shape[0]
+    for n in range(keys.shape[0]):
+        at = (written + n) % capacity
+        ring_keys[at, 0], ring_keys[at, 1] = keys[n, 0], keys[n, 1]
+        ring_seconds[at] = seconds
+        ring_cause[at] = cause
