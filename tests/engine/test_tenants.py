@@ -6,18 +6,17 @@ import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support.redis_server import RedisServer
+from support.tenant_stores import Opener
 from support.waiting import wait_until
 
 from stemkv.engine.config import ConfigError
 from stemkv.engine.tenants import (
     KeyTakenError,
     Tenant,
-    TenantStore,
     TenantStoreError,
     UnknownTenantError,
 )
@@ -25,30 +24,6 @@ from stemkv.engine.tenants_memory import LastKnown
 from stemkv.engine.tenants_redis import RedisTenantStore
 from stemkv.engine.tenants_seed import seed_from_toml
 from stemkv.engine.tenants_sqlite import SqliteTenantStore
-
-Opener = Callable[[], TenantStore]
-
-
-@pytest.fixture(params=["sqlite", "redis"])
-def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
-    """How to open the same store again and again."""
-    opened: list[TenantStore] = []
-    server: RedisServer | None = None
-    if request.param == "redis":
-        server = request.getfixturevalue("redis_server")
-
-    def open_store() -> TenantStore:
-        store: TenantStore
-        if server is None:
-            store = SqliteTenantStore(tmp_path / "tenants.sqlite3")
-        else:
-            store = RedisTenantStore(server.url, deployment="d")
-        opened.append(store)
-        return store
-
-    yield open_store
-    for store in opened:
-        store.close()
 
 
 def test_empty_store(opener: Opener) -> None:
