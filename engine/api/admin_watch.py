@@ -19,8 +19,9 @@ from stemkv.engine.api.admin_watch_schemas import (
 )
 from stemkv.engine.api.errors import invalid, shown
 from stemkv.engine.api.event_feed import EventFeed
+from stemkv.engine.api.standing import Orders
 from stemkv.engine.api.streaming import EventStream
-from stemkv.engine.messages import EngineStats, EventPage, GetEvents, GetStats
+from stemkv.engine.messages import AccountCounts, EngineStats, EventPage, GetEvents, GetStats, Quota
 
 LAST_EVENT_ID = "last-event-id"
 
@@ -28,9 +29,12 @@ router = APIRouter(prefix="/admin/v1", tags=["admin"])
 
 
 @router.get("/accounts", summary="What each account holds, may hold, and has lost to whom")
-async def get_accounts(service: Parts) -> AccountsBody:
+async def get_accounts(service: Parts, orders: Orders) -> AccountsBody:
     """Return the figures of tenants by themselves, sharing groups and the operator."""
     stats = await ask(service, GetStats(), EngineStats)
+    # The engine knows an account by name once it is used, its quota before that.
+    unused = {each.name: _unused(each.quota, stats) for each in orders.quotas}
+    accounts = {**unused, **stats.accounts}
     return AccountsBody(
         capacity_blocks=stats.capacity_blocks,
         block_bytes=stats.block_bytes,
@@ -38,7 +42,7 @@ async def get_accounts(service: Parts) -> AccountsBody:
             name: AccountFigures(
                 **asdict(counts), byte_seconds=counts.block_seconds * stats.block_bytes
             )
-            for name, counts in sorted(stats.accounts.items())
+            for name, counts in sorted(accounts.items())
         },
     )
 
@@ -85,3 +89,19 @@ async def stream_events(
     feed = EventFeed(service, start)
     await feed.open()
     return EventStream(feed.chunks())
+
+
+def _unused(quota: Quota, stats: EngineStats) -> AccountCounts:
+    """Return what an account has that has not asked for anything yet."""
+    reserve = int(quota.reserve * stats.capacity_blocks)
+    return AccountCounts(
+        held=0,
+        in_use=0,
+        cached=0,
+        pinned=0,
+        reserve=reserve,
+        cap=int(quota.cap * stats.capacity_blocks),
+        share=reserve,
+        weight=quota.weight,
+        block_seconds=0.0,
+    )

@@ -32,8 +32,17 @@ logger = logging.getLogger(__name__)
 _TICK_SECONDS = 0.1
 
 
-def quotas_of(tenants: Iterable[Tenant], secret: bytes) -> dict[bytes, Quota]:
-    """Return domain -> quota of all accounts whose quota is not the one that all have.
+@dataclass(frozen=True, slots=True)
+class AccountQuota:
+    """What a tenant by itself, or a sharing group, may hold. name: the tenant's or the group's."""
+
+    name: str
+    domain: bytes
+    quota: Quota
+
+
+def quotas_of(tenants: Iterable[Tenant], secret: bytes) -> tuple[AccountQuota, ...]:
+    """Return the accounts whose quota is not the one that all have.
 
     A group has what its enabled members have together; who is disabled has nothing reserved.
     """
@@ -43,12 +52,13 @@ def quotas_of(tenants: Iterable[Tenant], secret: bytes) -> dict[bytes, Quota]:
             alone = tenant.name if tenant.group is None else ""
             members[alone, tenant.group].append(tenant.quota)
     usual = Quota()
-    quotas: dict[bytes, Quota] = {}
+    accounts = []
     for (name, group), each in members.items():
         quota = each[0] if group is None else quota_of_group(each)
         if quota != usual:
-            quotas[domain_of(secret, tenant=name, group=group)] = quota
-    return quotas
+            domain = domain_of(secret, tenant=name, group=group)
+            accounts.append(AccountQuota(group or name, domain, quota))
+    return tuple(accounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +81,14 @@ class StandingOrders:
     problems: dict[str, str] = field(default_factory=dict)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _engine: int = 0  # which start of the engine the next two are of
-    _quotas: dict[bytes, Quota] = field(default_factory=dict)
+    _quotas: tuple[AccountQuota, ...] = ()
     _public: dict[str, InForce] = field(default_factory=dict)
     _tenants: tuple[Tenant, ...] = ()
     _prefixes: tuple[DeclaredPrefix, ...] = ()
 
     @property
-    def quotas(self) -> Mapping[bytes, Quota]:
-        """Domain -> quota in force."""
+    def quotas(self) -> tuple[AccountQuota, ...]:
+        """Quotas in force."""
         return self._quotas
 
     @property
@@ -176,7 +186,7 @@ class StandingOrders:
         """Forget what an engine was told that is no more."""
         if self._engine != self.service.client.starts:
             self._engine = self.service.client.starts
-            self._quotas, self._public = {}, {}
+            self._quotas, self._public = (), {}
 
     async def _read(self, problems: dict[str, str]) -> None:
         """Read what is wanted; while the store is away, what it last said holds."""
@@ -209,7 +219,7 @@ class StandingOrders:
         if wanted == self._quotas:
             return
         try:
-            await reply_of(self.service, SetQuotas(wanted))
+            await reply_of(self.service, SetQuotas({each.domain: each.quota for each in wanted}))
         except ApiError as error:
             problems["quotas"] = f"Not changed: {error.body.message}"
         else:

@@ -389,6 +389,14 @@ async def test_admin_calls_to_an_engine_that_is_away_are_a_503(admin: Api) -> No
     calls = [
         ("GET", "/admin/v1/cache", None),
         ("GET", "/admin/v1/audit", None),
+        ("GET", "/admin/v1/accounts", None),
+        ("GET", "/admin/v1/curves", None),
+        ("GET", "/admin/v1/events", None),
+        ("GET", "/admin/v1/public", None),
+        ("POST", "/admin/v1/public", {"name": "p", "token_ids": [1] * 16}),
+        ("GET", "/admin/v1/pins", None),
+        ("POST", "/admin/v1/pins", {"tenant": "a", "token_ids": [1] * 16, "seconds": 1}),
+        ("DELETE", "/admin/v1/pins/1", None),
         ("POST", EXPLAIN, {"tenant": "a", "prompt": "x"}),
         ("POST", FLUSH, {"by": "prefix", "tenant": "a", "token_ids": [1]}),
     ]
@@ -413,7 +421,9 @@ async def test_the_openapi_document_is_complete(admin: Api) -> None:
         assert responses["4XX"]["content"]["application/json"]["schema"]["$ref"].endswith(
             "ErrorResponse"
         )
-        if path != "/metrics":
+        if path == "/admin/v1/events/stream":
+            assert list(responses["200"]["content"]) == ["text/event-stream"]
+        elif path != "/metrics":
             assert "$ref" in responses["200"]["content"]["application/json"]["schema"], path
         keys = [name for scheme in operation.get("security", []) for name in scheme]
         if path.startswith("/v1/"):

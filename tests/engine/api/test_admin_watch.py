@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.api import ADMIN, Api, listening, served_api
 from support.event_source import Events
 from support.fake_engine import STATS
+from support.keeping_engine import KeepingEngine
 
 from stemkv.engine.api import event_feed
 from stemkv.engine.messages import (
@@ -22,6 +23,7 @@ from stemkv.engine.messages import (
     MissRatioPoint,
 )
 from stemkv.engine.tenants import Tenant
+from stemkv.kvstore.quotas import Quota
 
 EVENTS, STREAM = "/admin/v1/events", "/admin/v1/events/stream"
 ACME = AccountCounts(30, 10, 20, 5, 25, 50, 40, 2.0, 1234.5, {"(operator)": 3, "beta": 4})
@@ -65,6 +67,23 @@ async def test_accounts_have_blocks_and_seconds(watched: Watched) -> None:
         "evicted_for": {"(operator)": 3, "beta": 4},
     }  # fmt: skip
     assert body["capacity_blocks"] == 100
+
+
+async def test_an_account_that_is_not_used_yet_has_its_quota(watched: Watched) -> None:
+    """A quota in force is shown before the engine has seen its tenant."""
+    watched.api.tenants.put_tenant(Tenant("a", quota=Quota(reserve=0.1, cap=0.5, weight=3.0)))
+    KeepingEngine(watched.api.engine)
+    await watched.api.app.state.orders.sync()
+    body = (await watched.api.http.get("/admin/v1/accounts")).json()
+    assert list(body["accounts"]) == ["(operator)", "a", "acme"]
+    figures = body["accounts"]["a"]
+    assert (figures["held"], figures["reserve"], figures["cap"], figures["share"]) == (
+        0,
+        10,
+        50,
+        10,
+    )
+    assert (figures["weight"], figures["evicted_for"]) == (3.0, {})
 
 
 async def test_curves_are_in_order_of_size(watched: Watched) -> None:

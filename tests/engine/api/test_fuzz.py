@@ -6,7 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.api import ADMIN, MODEL, Api, served_api
+from support.keeping_engine import KeepingEngine
 
+from stemkv.engine.api.admin_keep_schemas import PinRequest, PublicRequest
 from stemkv.engine.api.admin_schemas import FlushRequest, PromptQuery
 from stemkv.engine.api.schemas import ChatRequest, CompletionRequest
 from stemkv.engine.messages import DoExplain, DoFlush, Explanation, FlushReport
@@ -17,12 +19,16 @@ FIELDS = {
     "/v1/completions": tuple(CompletionRequest.model_fields),
     "/admin/v1/cache/flush": tuple(FlushRequest.model_fields),
     "/admin/v1/cache/explain": tuple(PromptQuery.model_fields),
+    "/admin/v1/public": tuple(PublicRequest.model_fields),
+    "/admin/v1/pins": tuple(PinRequest.model_fields),
 }
 STARTS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": MODEL, "messages": [{"role": "user", "content": "x"}]},
     "/v1/completions": {"model": MODEL, "prompt": "x"},
     "/admin/v1/cache/flush": {"by": "prefix", "tenant": "a", "prompt": "x"},
     "/admin/v1/cache/explain": {"prompt": "x"},
+    "/admin/v1/public": {"name": "p", "prompt": "x" * 20},
+    "/admin/v1/pins": {"prompt": "x", "seconds": 1},
 }
 
 numbers = (
@@ -63,6 +69,7 @@ def test_no_body_makes_a_server_error(
     """Whatever a client sends, it gets an answer or a 4xx in OpenAI's shape, never a 5xx."""
     loop, api = runner
     api.engine.admin_replies = _admin_replies()
+    KeepingEngine(api.engine)
     names = st.sampled_from(FIELDS[path]) | st.text(max_size=5)
     changes = data.draw(st.dictionaries(names, values, max_size=3))
     body = STARTS[path] | changes

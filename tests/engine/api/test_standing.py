@@ -13,7 +13,7 @@ from support.fake_engine import engine_info
 from support.keeping_engine import KeepingEngine
 from support.waiting import wait_until_async
 
-from stemkv.engine.api.standing import StandingOrders, quotas_of
+from stemkv.engine.api.standing import AccountQuota, StandingOrders, quotas_of
 from stemkv.engine.messages import AdminError, DeclarePublic, SetQuotas, WithdrawPublic
 from stemkv.engine.public_prefixes import DeclaredPrefix
 from stemkv.engine.tenants import Tenant, TenantStoreError
@@ -55,7 +55,9 @@ def test_a_groups_quota_is_its_enabled_members() -> None:
         Tenant("e"),
         Tenant("f", enabled=False, quota=Quota(reserve=0.5)),
     ]
-    found = quotas_of(tenants, SECRET)
+    accounts = quotas_of(tenants, SECRET)
+    assert [each.name for each in accounts] == ["g", "d"]
+    found = {each.domain: each.quota for each in accounts}
     assert found.keys() == {_domain("a", "g"), _domain("d")}
     group = found[_domain("b", "g")]
     assert (group.reserve, group.cap) == (pytest.approx(0.3), pytest.approx(0.8))
@@ -65,8 +67,8 @@ def test_a_groups_quota_is_its_enabled_members() -> None:
 
 def test_two_tenants_without_quotas_in_a_group_weigh_twice() -> None:
     """A group of members without a quota has their weights and pins together."""
-    found = quotas_of([Tenant("a", "g"), Tenant("b", "g")], SECRET)
-    assert found == {_domain("", "g"): Quota(weight=2.0, pins=0.5)}
+    (found,) = quotas_of([Tenant("a", "g"), Tenant("b", "g")], SECRET)
+    assert found == AccountQuota("g", _domain("", "g"), Quota(weight=2.0, pins=0.5))
 
 
 async def test_quotas_are_sent_once_and_again_when_they_change(kept: Kept) -> None:
