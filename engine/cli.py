@@ -1,4 +1,4 @@
-"""The command line: `stemkv serve`, `model`, `tenant`, `cache`, `simulate`, `version`.
+"""The command line: `stemkv serve`, `model`, `tenant`, `cache`, `simulate`, `audit`, `version`.
 
 Exit status: 0 done, 1 failed, 2 a flag or setting is wrong, 130 interrupted. What goes wrong is
 told in one line on stderr.
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import typer
 
 import stemkv
+from stemkv.engine.cli_audit import audit
 from stemkv.engine.cli_cache import app as cache_app
 from stemkv.engine.cli_model import app as model_app
 from stemkv.engine.cli_requests import request, requests
@@ -43,6 +44,7 @@ app.add_typer(cache_app, name="cache")
 cache_app.command("requests")(grouped(requests))
 cache_app.command("request")(grouped(request))
 app.command("simulate")(simulate_trace)
+app.command("audit")(audit)
 
 
 @app.command()

@@ -3,12 +3,12 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from stemkv.kvstore.audit import audit
 from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.directory.null import NullDirectory
 from stemkv.kvstore.flush import Flush, FlushKind
 from stemkv.kvstore.ids import FlushId
 from stemkv.kvstore.namespace import Namespace, domain_of
+from stemkv.kvstore.properties.checks import assert_clean
 from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.values import Admission
 
@@ -66,7 +66,7 @@ def flush_takes_what_it_names(
         assert (store.roots.key_of(namespace) != keys[namespace]) == renewed
         lost += _BLOCKS - left
     assert (report.blocks, report.bytes, report.in_use) == (lost, 10 * lost, 0)
-    assert audit(store) == ()
+    assert_clean(store)
     for namespace in cached:
         _cache(store, namespace)
         assert store.lookup(namespace, _PROMPT).full_blocks == _BLOCKS

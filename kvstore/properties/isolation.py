@@ -7,13 +7,13 @@ from functools import partial
 import numpy as np
 from hypothesis import strategies as st
 
-from stemkv.kvstore.audit import audit
 from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.directory.null import NullDirectory
 from stemkv.kvstore.explain import explain
 from stemkv.kvstore.ids import SequenceId
 from stemkv.kvstore.keys import Digest
 from stemkv.kvstore.namespace import Namespace, domain_of
+from stemkv.kvstore.properties.checks import assert_clean
 from stemkv.kvstore.properties.draws import narrow, wide
 from stemkv.kvstore.properties.keys import TEXTS
 from stemkv.kvstore.store import BlockStore
@@ -156,7 +156,7 @@ def nobody_reads_anothers(
     ledger = _Ledger(_make_store(capacity, block_size, digest))
     for visit in visits:
         ledger.visit(visit)
-        assert audit(ledger.store) == ()
+        assert_clean(ledger.store)
     for visit in visits:
         for tenant in "abcd":
             other = _namespace(tenant, "", b"", visit.namespace.salt + "?")
@@ -165,7 +165,7 @@ def nobody_reads_anothers(
                 assert (found.full_blocks, found.partial_tokens, found.leader) == (0, 0, None)
     for sequence in tuple(ledger.open):
         ledger.leave(sequence)
-    assert audit(ledger.store) == ()
+    assert_clean(ledger.store)
 
 
 def a_tenant_sees_itself_alone(block_size: int, visits: list[Visit]) -> None:

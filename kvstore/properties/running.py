@@ -1,10 +1,11 @@
 """Running one property: so many examples from one seed, and what came of it."""
 
+import linecache
 import re
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -12,11 +13,19 @@ from typing import Any
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, strategies
-from hypothesis.stateful import RuleBasedStateMachine, invariant, run_state_machine_as_test
+from hypothesis.stateful import (
+    INVARIANT_MARKER,
+    RuleBasedStateMachine,
+    invariant,
+    run_state_machine_as_test,
+)
 
-PACKAGE = Path(__file__).parents[2]
+CHECKS = Path(__file__).parent
+PACKAGE = CHECKS.parents[1]
+_FEW_STEPS = (2, 4, 8, 16, 32)
+_ALL_PHASES = (Phase.explicit, Phase.generate, Phase.shrink)
 _LONGEST_VALUE = 300
-_CITED = re.compile(r"\brule (\d+)\b")
+_LINE_BREAK = re.compile(r"\n *")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -38,23 +47,32 @@ class Drawn:
     cases: Sequence[Mapping[str, Any]] = ()
 
 
+Place = tuple[FrameType, int]
+Body = Drawn | type[RuleBasedStateMachine]
+
+
 @dataclass(frozen=True, slots=True)
 class Property:
-    """One property. rules: those of the design that it holds. absent: why it can't be run here."""
+    """One property. rules: those of the design that it holds. absent: why it can't be run here.
+
+    parts: functions of the check that hold fewer of the rules, by their names.
+    """
 
     name: str
     says: str
     rules: tuple[int, ...]
-    body: Drawn | type[RuleBasedStateMachine]
+    body: Body
     absent: str | None = None
+    parts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A counterexample. rules: those that the violation names, or else all of the property's.
+    """A counterexample. rules: those of the part that failed, or else all of the property's.
 
     place: where the check failed, with its source line. values: what the names in it stood for.
     example: what was drawn, as small as it could be made; of a state machine, its calls.
+    steps: the budget of steps that it was found with.
     """
 
     rules: tuple[int, ...]
@@ -62,6 +80,7 @@ class Failure:
     place: str
     values: Mapping[str, str]
     example: str
+    steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,37 +120,62 @@ def run_property(
     stepwise = not isinstance(property_.body, Drawn)
     if property_.absent is not None:
         return Outcome(property_.name, 0, None, 0.0, None, property_.absent)
-    tally, failure, started = _Tally(tell), None, time.perf_counter()
-    try:
-        _run(property_, budget, tally)
-    except Exception as error:  # noqa: BLE001 - whatever a broken store raises is a finding
-        failure = _failure(error, property_.rules)
+    tally, started = _Tally(tell), time.perf_counter()
+    failure = _smallest(property_, budget, tally)
     seconds = time.perf_counter() - started
     steps = tally.steps if stepwise else None
     return Outcome(property_.name, tally.examples, steps, seconds, failure, None)
 
 
-def _run(property_: Property, budget: Budget, tally: _Tally) -> None:
-    settings = hypothesis.settings(
+def _smallest(property_: Property, budget: Budget, tally: _Tally) -> Failure | None:
+    """Run a property; if it fails, find a small example, in few steps if it has any."""
+    if isinstance(property_.body, Drawn):
+        return _try(property_, budget, _ALL_PHASES, tally)
+    failure = _try(property_, budget, (Phase.explicit, Phase.generate), tally)
+    if failure is None:
+        return None
+    # Looking for a short example afresh takes less time than cutting a long one down.
+    for steps in (*_FEW_STEPS, budget.steps):
+        if steps <= budget.steps:
+            smaller = _try(property_, replace(budget, steps=steps), _ALL_PHASES, tally)
+            if smaller is not None:
+                return smaller
+    return failure
+
+
+def _try(
+    property_: Property, budget: Budget, phases: tuple[Phase, ...], tally: _Tally
+) -> Failure | None:
+    try:
+        _run(property_.body, _settings(budget, phases), budget.seed, tally)
+    except Exception as error:  # noqa: BLE001 - whatever a broken store raises is a finding
+        return _failure(error, property_, budget.steps)
+    return None
+
+
+def _settings(budget: Budget, phases: tuple[Phase, ...]) -> hypothesis.settings:
+    """Return settings that are the same from every folder and under every profile."""
+    return hypothesis.settings(
         max_examples=budget.examples,
         stateful_step_count=budget.steps,
-        # The same from every folder, on every machine, under every profile.
+        phases=phases,
         database=None,
         derandomize=False,
         deadline=None,
         print_blob=False,
         report_multiple_bugs=False,
-        phases=(Phase.explicit, Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )
-    body = property_.body
+
+
+def _run(body: Body, settings: hypothesis.settings, seed: int, tally: _Tally) -> None:
     if isinstance(body, Drawn):
         test = hypothesis.given(**body.draws)(_counted(body.check, tally))
         for case in reversed(body.cases):
             test = hypothesis.example(**case)(test)
-        hypothesis.seed(budget.seed)(settings(test))()
+        hypothesis.seed(seed)(settings(test))()
     else:
-        machine = hypothesis.seed(budget.seed)(_counted_machine(body, tally))
+        machine = hypothesis.seed(seed)(_counted_machine(body, tally))
         run_state_machine_as_test(machine, settings=settings)
 
 
@@ -160,30 +204,57 @@ def _counted_machine(
     return Counted
 
 
-def _failure(error: Exception, rules: tuple[int, ...]) -> Failure:
+def _failure(error: Exception, property_: Property, steps: int) -> Failure:
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    cited = tuple(sorted({int(number) for number in _CITED.findall(message)}))
-    place, values = _place(error.__traceback__)
-    example = "\n".join(getattr(error, "__notes__", ()))
-    return Failure(cited or rules, message, place, values, example)
+    example = _example(error, property_.body)
+    check, innermost = _frames(error.__traceback__)
+    if check is None:
+        place = "" if innermost is None else _words(innermost)
+        return Failure(property_.rules, message, place, {}, example, steps)
+    place = _words(check)
+    if innermost is not None and innermost != check:
+        place = f"{_words(innermost)} - called by {place}"
+    rules = property_.parts.get(check[0].f_code.co_name, property_.rules)
+    return Failure(rules, message, place, _values(check[0]), example, steps)
 
 
-def _place(trace: TracebackType | None) -> tuple[str, Mapping[str, str]]:
-    """Say where in this package an error came from, and what the names there stood for."""
-    ours: tuple[FrameType, int] | None = None
+def _frames(trace: TracebackType | None) -> tuple[Place | None, Place | None]:
+    """Return the innermost frames that an error left: of the checks, and of the whole package."""
+    check, innermost = None, None
     for frame, line in traceback.walk_tb(trace):
-        if PACKAGE in Path(frame.f_code.co_filename).parents and frame.f_code.co_name != "counted":
-            ours = (frame, line)
-    if ours is None:
-        return "", {}
-    frame, line = ours
-    path = Path(frame.f_code.co_filename)
-    summary = traceback.FrameSummary(str(path), line, frame.f_code.co_name)
-    place = f"{path.relative_to(PACKAGE)}:{line}, {summary.name}: {summary.line}"
-    values = {name: repr(value) for name, value in frame.f_locals.items()}
-    shown = {
+        file = Path(frame.f_code.co_filename)
+        if PACKAGE in file.parents and file != Path(__file__):
+            innermost = (frame, line)
+            check = innermost if CHECKS in file.parents else check
+    return check, innermost
+
+
+def _words(place: Place) -> str:
+    frame, line = place
+    file = frame.f_code.co_filename
+    source = linecache.getline(file, line).strip()
+    return f"{Path(file).relative_to(PACKAGE)}:{line}, {frame.f_code.co_name}: {source}"
+
+
+def _values(frame: FrameType) -> Mapping[str, str]:
+    """Show what a frame's names stand for, as far as that is the same in every run."""
+    values = {name: repr(v) for name, v in frame.f_locals.items() if name != "self"}
+    return {
         name: text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
         for name, text in values.items()
         if not _ADDRESS.search(text)
     }
-    return place, shown
+
+
+def _example(error: Exception, body: Body) -> str:
+    """Return what hypothesis drew; of a state machine, each call in a line, checks left out."""
+    notes: list[str] = getattr(error, "__notes__", [])
+    if isinstance(body, Drawn):
+        return "\n".join(notes)
+    checks = {f"state.{name}()" for name in dir(body) if _is_invariant(getattr(body, name))}
+    checks |= {"state.counts_a_step()", "state.teardown()"}
+    return "\n".join(_LINE_BREAK.sub(" ", note) for note in notes if note not in checks)
+
+
+def _is_invariant(attribute: object) -> bool:
+    return hasattr(attribute, INVARIANT_MARKER)

@@ -24,3 +24,11 @@ def test_every_rule_is_held_or_said_not_to_be() -> None:
     assert set(LIMITS) <= set(RULES)
     assert held | set(LIMITS) == set(RULES) == set(range(1, 15))
     assert len({property_.name for property_ in PROPERTIES}) == len(PROPERTIES)
+
+
+def test_parts_are_parts_of_their_property() -> None:
+    """What narrows a failure down to fewer rules is there under its name."""
+    parts = [(p.body, name) for p in PROPERTIES for name in p.parts]
+    assert parts
+    for body, name in parts:
+        assert callable(getattr(body, name))
