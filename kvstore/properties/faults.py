@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from stemkv.kvstore import ops
+from stemkv.kvstore import chains, ops
 from stemkv.kvstore.audit import audit, is_clean
 from stemkv.kvstore.ids import BlockId
+from stemkv.kvstore.pool import NO_BLOCKS
 from stemkv.kvstore.properties.scene import (
     ANN,
-    CAPACITY_BLOCKS,
     STORES,
     Scene,
     make_scene,
@@ -17,6 +17,13 @@ from stemkv.kvstore.properties.scene import (
 )
 
 Plant = Callable[[Scene], None]
+
+_FREE_HEAD = -1 - ops.FREE_LIST
+
+
+def _account(scene: Scene, name: str) -> int:
+    """Return the number of an account."""
+    return scene.store.accounts.names.index(name)
 
 
 def _set_meta(block: str, column: int, value: int) -> Plant:
@@ -34,10 +41,24 @@ def _change_meta(block: str, column: int, value: Callable[[int], int]) -> Plant:
             "tail": scene.cached[2],
             "sibling": scene.sibling,
             "private": scene.private,
-            "free": int(scene.store.pool.meta[CAPACITY_BLOCKS + ops.FREE_LIST, ops.NEXT]),
+            "free": int(scene.store.pool.meta[_FREE_HEAD, ops.NEXT]),
+            "pinned": scene.pinned[0],
+            "pinned child": scene.pinned[1],
+            "stale": scene.stale,
+            "out": scene.out,
         }[block]
         row = scene.store.pool.meta[b]
         row[column] = value(int(row[column]))
+
+    return corrupt
+
+
+def _change_root(block: str) -> Plant:
+    """Let a block hang on a root of another account."""
+
+    def corrupt(scene: Scene) -> None:
+        strange = scene.store.sequences[scene.leader].root.index
+        _set_meta(block, ops.ROOT, strange)(scene)
 
     return corrupt
 
@@ -49,19 +70,18 @@ def _swap_order(scene: Scene) -> None:
     scene.store.release(scene.sequence)
     scene.store.release(leaf)
     b = scene.cached[0]
-    ops.unlink(pool.meta, pool.count, ops.CACHED_LIST, b)
-    head = CAPACITY_BLOCKS + ops.CACHED_LIST
+    ops.unlink(pool.meta, b)
+    head = -1 - int(ops.list_of(pool.meta, pool.roots, b))
     after = int(pool.meta[head, ops.NEXT])
     pool.meta[head, ops.NEXT] = pool.meta[after, ops.PREV] = b
     pool.meta[b, ops.PREV], pool.meta[b, ops.NEXT] = head, after
-    pool.count[ops.CACHED_LIST] += 1
 
 
 def _shelve_tail(scene: Scene) -> None:
     """Move a tail to the list of published blocks."""
     pool = scene.store.pool
-    ops.unlink(pool.meta, pool.count, ops.TAIL_LIST, scene.cached[2])
-    ops.link_newest(pool.meta, pool.count, ops.CACHED_LIST, scene.cached[2])
+    ops.unlink(pool.meta, scene.cached[2])
+    ops.link_newest(pool.meta, ops.cached_list(_account(scene, "ann")), scene.cached[2])
 
 
 def _make_twin(scene: Scene) -> None:
@@ -71,7 +91,7 @@ def _make_twin(scene: Scene) -> None:
     pool.tokens[twin] = pool.tokens[original]
     pool.keys[twin] = (1, 2)
     root, owner = (int(pool.meta[original, c]) for c in (ops.ROOT, ops.OWNER))
-    ops.enter(pool.meta, pool.heads, twin, 4, scene.cached[0], root, owner)
+    ops.enter(pool.meta, pool.roots, pool.accounts, twin, 4, scene.cached[0], root, owner)
     pool.meta[twin, ops.STATE] = ops.PUBLISHED
     ops.insert_key(pool.table, pool.keys, twin)
 
@@ -103,18 +123,18 @@ def _hold_twice(scene: Scene) -> None:
     pool = scene.store.pool
     scene.store.sequences[scene.sequence].writes = False
     _put_in_table(1, lambda s: s.cached[0])(scene)
-    ops.park(pool.meta, pool.count, scene.sibling)
+    ops.park(pool.meta, pool.roots, pool.accounts, scene.sibling)
 
 
 def _hold_child_alone(scene: Scene) -> None:
     """Let a sequence that publishes nothing hold a block of its own instead of its first one."""
     pool = scene.store.pool
     scene.store.sequences[scene.sequence].writes = False
-    own = int(pool.meta[CAPACITY_BLOCKS + ops.FREE_LIST, ops.NEXT])
-    ops.unlink(pool.meta, pool.count, ops.FREE_LIST, own)
-    pool.meta[own, ops.STATE] = ops.PRIVATE
+    root = int(pool.meta[scene.cached[0], ops.ROOT])
+    own = int(pool.take(1, NO_BLOCKS, root)[0])
+    pool.meta[own, ops.REF] = 0
     _put_in_table(0, lambda _: own)(scene)
-    ops.park(pool.meta, pool.count, scene.cached[0])
+    ops.park(pool.meta, pool.roots, pool.accounts, scene.cached[0])
 
 
 def _drop_from_index(scene: Scene) -> None:
@@ -206,12 +226,14 @@ def _throw_copy(scene: Scene) -> None:
 
 def _corrupt_end(scene: Scene) -> None:
     """Let a list's sentinel name another as its last block."""
-    scene.store.pool.meta[CAPACITY_BLOCKS + ops.CACHED_LIST, ops.PREV] = scene.private
+    head = -1 - int(ops.cached_list(_account(scene, "ann")))
+    scene.store.pool.meta[head, ops.PREV] = scene.private
 
 
 def _corrupt_head(scene: Scene) -> None:
     """Let a root's first child be no block."""
-    scene.store.pool.heads[scene.store.sequences[scene.sequence].root.index] = 99
+    root = scene.store.sequences[scene.sequence].root
+    scene.store.pool.roots[root.index, ops.HEAD] = 99
 
 
 def _adopt_child(scene: Scene) -> None:
@@ -242,7 +264,7 @@ def _mislead(scene: Scene) -> None:
 def _loop_list(scene: Scene) -> None:
     """Let the free list bite its tail."""
     meta = scene.store.pool.meta
-    first = int(meta[CAPACITY_BLOCKS + ops.FREE_LIST, ops.NEXT])
+    first = int(meta[_FREE_HEAD, ops.NEXT])
     meta[int(meta[first, ops.NEXT]), ops.NEXT] = first
 
 
@@ -265,16 +287,16 @@ FAULTS: Mapping[str, tuple[Plant, str]] = {
         _change_meta("private", ops.REF, lambda n: n - 1),
         "0 references counted",
     ),
-    "pin too many": (_change_meta("cached", ops.PIN, lambda n: n + 1), "1 pins counted"),
+    "pin too many": (_change_meta("cached", ops.PIN, lambda n: n + 1), "1 copies counted"),
     "free in use": (_change_meta("free", ops.REF, lambda n: n + 1), "1 references counted, 0 held"),
     "list link": (_set_meta("cached", ops.PREV, 3), "links of"),
     "list to nowhere": (_set_meta("cached", ops.NEXT, 99), "99 is no block"),
-    "list cut short": (_set_meta("free", ops.NEXT, 24), "(rule 10)"),
+    "list cut short": (_set_meta("free", ops.NEXT, -1 - ops.FREE_LIST), "(rule 10)"),
     "list's end": (_corrupt_end, "its end disagree"),
-    "list into another": (_set_meta("free", ops.NEXT, 25), "(rule 10)"),
+    "list into another": (_set_meta("free", ops.NEXT, 1), "in state 2 is on the free"),
     "list to no number": (_set_meta("cached", ops.NEXT, -1), "is no block"),
-    "state on list": (_set_meta("cached", ops.STATE, ops.FREE), "on the cached list"),
-    "tail among the published": (_shelve_tail, "in state 3 is on the cached list"),
+    "state on list": (_set_meta("cached", ops.STATE, ops.FREE), "in state 0 is on the cached"),
+    "tail among the published": (_shelve_tail, "in state 3 is on the cached"),
     "state of a held block": (_set_meta("private", ops.STATE, 9), "which is none"),
     "private as published": (
         _set_meta("private", ops.STATE, ops.PUBLISHED),
@@ -284,7 +306,7 @@ FAULTS: Mapping[str, tuple[Plant, str]] = {
     "empty tail": (_set_meta("tail", ops.FILL, 0), "holds 0 tokens"),
     "owner": (_set_meta("cached", ops.OWNER, 9), "who is nobody"),
     "root": (_set_meta("cached", ops.ROOT, 9), "not alive"),
-    "other root": (_change_meta("cached", ops.ROOT, lambda n: 1 - n), "its parent on"),
+    "other root": (_change_root("sibling"), "its parent on"),
     "root is gone": (_kill_root, "not alive"),
     "parent": (_set_meta("cached", ops.PARENT, -2), "disagree"),
     "no parent": (_set_meta("cached", ops.PARENT, ops.NONE), "not of the tree"),
@@ -293,7 +315,7 @@ FAULTS: Mapping[str, tuple[Plant, str]] = {
     "child": (_set_meta("parent", ops.FIRST_CHILD, ops.NONE), "0 times in the tree"),
     "child of another": (_adopt_child, "disagree"),
     "head of a root": (_corrupt_head, "disagree"),
-    "parent that is none": (_set_meta("cached", ops.PARENT, 24), "not of the tree"),
+    "parent that is none": (_set_meta("cached", ops.PARENT, 99), "not of the tree"),
     "child that is none": (_set_meta("parent", ops.FIRST_CHILD, 99), "not of the tree"),
     "order of eviction": (_swap_order, "evicted after its parent"),
     "not in the index": (_drop_from_index, "not the same set"),
@@ -309,7 +331,7 @@ FAULTS: Mapping[str, tuple[Plant, str]] = {
     "published less than none": (_set_state("published", -1), "out of order"),
     "blocks beyond the table": (_set_state("blocks", 17), "17 blocks for 10 positions"),
     "blocks less than none": (_set_state("blocks", -1), "-1 blocks for 10 positions"),
-    "root in the row": (_set_row(ops.ROOT_INDEX, 7), "root 7 or owner 0"),
+    "root in the row": (_set_row(chains.ROOT_INDEX, 7), "root 7 or owner 1"),
     "owner in the row": (_set_state("owner", 9), "owner 9 is not its own"),
     "no block in the table": (_lose_block, "99 in its table is no block"),
     "too few blocks": (_set_state("blocks", 2), "2 blocks for 10 positions"),

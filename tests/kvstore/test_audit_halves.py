@@ -27,7 +27,7 @@ def test_both_halves_agree_on_every_number_of_every_row(name: str) -> None:
     """Each number of the block rows, the lists' ends, the index and the tables, one by one."""
     store = make_scene(STORES[name]()).store
     found = 0
-    for array in ("meta", "table", "heads", "count", "rows", "tables"):
+    for array in ("meta", "table", "roots", "accounts", "rows", "tables"):
         flat = ARRAYS[array](store).reshape(-1)
         for i in range(flat.size):
             old = flat[i].copy()
