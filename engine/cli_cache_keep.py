@@ -10,8 +10,6 @@ import typer
 from stemkv.engine.cli_service import Adapter, At, PromptIn, Space, grouped, read_json
 from stemkv.engine.cli_tables import records, show
 
-_KEY_DIGITS = 12  # of 32, in tables
-
 public_app = typer.Typer(no_args_is_help=True, help="Prefixes that all tenants share.")
 
 
@@ -33,9 +31,10 @@ def add_public(
     reply = at.ask("POST", "public", body=body)
     if at.printed(reply):
         return
+    held = reply["held"]
     typer.echo(
-        f"{name} is public: {reply['tokens']:,} of {reply['declared_tokens']:,} tokens,"
-        f" {reply['blocks']:,} blocks"
+        f"{name} is public: {held['tokens']:,} of {reply['declared_tokens']:,} tokens,"
+        f" {held['blocks']:,} blocks"
     )
     if reply["text_left_out"]:
         typer.echo(f"not in a whole block, so each tenant's own: {reply['text_left_out']!r}")
@@ -118,16 +117,15 @@ def pins(at: At) -> None:
 
 
 def _prefix(prefix: Mapping[str, Any]) -> dict[str, Any]:
-    key = prefix["key"]
+    held = prefix["held"] or dict.fromkeys(("tokens", "blocks", "cached_blocks"))
     return {
         "name": prefix["name"],
         "adapter": prefix["adapter"] or None,
         "declared": prefix["declared_tokens"],
-        "tokens": prefix["tokens"],
-        "blocks": prefix["blocks"],
-        "cached": prefix["cached_blocks"],
-        "key": None if key is None else key[:_KEY_DIGITS],
-        "in_force": prefix["in_force"],
+        "tokens": held["tokens"],
+        "blocks": held["blocks"],
+        "cached": held["cached_blocks"],
+        "in_force": prefix["held"] is not None,
     }
 
 

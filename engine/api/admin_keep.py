@@ -15,6 +15,7 @@ from stemkv.engine.api.admin_calls import (
 )
 from stemkv.engine.api.admin_keep_schemas import (
     DeclaredBody,
+    HeldBody,
     PinBody,
     PinList,
     PinnedBody,
@@ -27,7 +28,7 @@ from stemkv.engine.api.admin_keep_schemas import (
 )
 from stemkv.engine.api.errors import ApiError
 from stemkv.engine.api.standing import Orders
-from stemkv.engine.messages import DoPin, DoUnpin, ListPins, ListPublic, PinInfo
+from stemkv.engine.messages import DoPin, DoUnpin, ListPins, PinInfo
 
 router = APIRouter(prefix="/admin/v1", tags=["admin"])
 
@@ -36,26 +37,20 @@ router = APIRouter(prefix="/admin/v1", tags=["admin"])
 async def list_public(service: Parts, orders: Orders) -> PublicList:
     """Return all that are declared, with what this worker's engine holds of them."""
     declared = await service.ask_tenants(service.tenants.public_prefixes)
-    known = {each.key: each for each in await ask(service, ListPublic(), tuple)}
-    lines = []
-    for prefix in declared:
-        held = orders.public.get(prefix.name)
-        at_engine = known.get(held.key) if held is not None else None
-        lines.append(
+    held = await orders.held_public()
+    return PublicList(
+        public=[
             PublicBody(
                 name=prefix.name,
                 adapter=prefix.adapter,
                 created=prefix.created,
                 declared_tokens=prefix.tokens,
-                in_force=at_engine is not None,
-                key=at_engine.key if at_engine else None,
-                tokens=at_engine.tokens if at_engine else None,
-                blocks=at_engine.blocks if at_engine else None,
-                cached_blocks=at_engine.cached_blocks if at_engine else None,
+                held=HeldBody(**asdict(held[prefix.name])) if prefix.name in held else None,
                 problem=orders.problems.get(f"public prefix {prefix.name}"),
             )
-        )
-    return PublicList(public=lines)
+            for prefix in declared
+        ]
+    )
 
 
 @router.post("/public", summary="Declare a prefix public")
@@ -67,9 +62,9 @@ async def declare_public(body: PublicRequest, service: Parts, orders: Orders) ->
     return DeclaredBody(
         name=body.name,
         declared_tokens=tokens.size,
+        held=HeldBody(**asdict(declared)),
         text=await service.encoder.decode(covered.tolist()),
         text_left_out=await service.encoder.decode(rest.tolist()),
-        **asdict(declared),
     )
 
 

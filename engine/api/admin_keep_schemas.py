@@ -36,23 +36,32 @@ class PublicRequest(PromptSource):
         return self
 
 
+class HeldBody(BaseModel):
+    """What a worker's engine has of a public prefix.
+
+    key: of its last block. tokens: those of whole blocks, which are all that is public.
+    cached_blocks: how many of its blocks are computed and kept now.
+    """
+
+    key: str
+    adapter: str
+    tokens: int
+    blocks: int
+    cached_blocks: int
+
+
 class PublicBody(BaseModel):
     """A public prefix. created: unix seconds. declared_tokens: as many as were declared.
 
-    The others are null while this worker's engine has not been told of it; problem says why.
-    key: of its last block. tokens: those of whole blocks, which are all that is public.
-    cached_blocks: how many of them are computed and kept now.
+    held: null while this worker's engine has not been told of it; problem says why, if it is not
+    for a few seconds alone.
     """
 
     name: str
     adapter: str
     created: float
     declared_tokens: int
-    in_force: bool
-    key: str | None
-    tokens: int | None
-    blocks: int | None
-    cached_blocks: int | None
+    held: HeldBody | None
     problem: str | None
 
 
@@ -65,17 +74,13 @@ class PublicList(BaseModel):
 class DeclaredBody(BaseModel):
     """The answer of `POST /admin/v1/public`.
 
-    tokens, blocks: what is public, whole blocks alone; text: theirs, with special tokens.
+    text: that of the whole blocks, which are all that is public, with special tokens.
     text_left_out: the rest of what was declared, which every tenant computes for itself.
     """
 
     name: str
-    adapter: str
-    key: str
     declared_tokens: int
-    tokens: int
-    blocks: int
-    cached_blocks: int
+    held: HeldBody
     text: str
     text_left_out: str
 

@@ -20,7 +20,13 @@ from stemkv.engine.api.admin_calls import as_bytes, ask, reply_of
 from stemkv.engine.api.errors import ApiError, shown
 from stemkv.engine.api.prompts import TokenArray
 from stemkv.engine.api.service import Service
-from stemkv.engine.messages import DeclarePublic, PublicPrefix, SetQuotas, WithdrawPublic
+from stemkv.engine.messages import (
+    DeclarePublic,
+    ListPublic,
+    PublicPrefix,
+    SetQuotas,
+    WithdrawPublic,
+)
 from stemkv.engine.public_prefixes import DeclaredPrefix, PrefixNameTakenError
 from stemkv.engine.tenants import Tenant, TenantStoreError
 from stemkv.kvstore.namespace import domain_of
@@ -63,7 +69,10 @@ def quotas_of(tenants: Iterable[Tenant], secret: bytes) -> tuple[AccountQuota, .
 
 @dataclass(frozen=True, slots=True)
 class InForce:
-    """A public prefix that the engine has been told of. key: hex, the engine's name for it."""
+    """A public prefix that the engine has been told of.
+
+    key: hex, the engine's name for it, until a flush of everything changes it.
+    """
 
     prefix: DeclaredPrefix
     key: str
@@ -136,20 +145,21 @@ class StandingOrders:
             adapter=adapter,
         )
         async with self._lock:
-            held = await service.ask_tenants(service.tenants.public_prefixes)
-            if any(each.name == name and not each.same_as(prefix) for each in held):
+            await self._sync()
+            if any(each.name == name and not each.same_as(prefix) for each in self._prefixes):
                 raise _taken(name)
-            self._follow_engine()
             declared = await ask(service, DeclarePublic(prefix.prompt, adapter), PublicPrefix)
+            known = self._public.get(name)
+            self._public[name] = InForce(prefix, declared.key)
             try:
                 await service.ask_tenants(lambda: service.tenants.add_public_prefix(prefix))
             except (ApiError, PrefixNameTakenError) as error:
-                if declared.key not in self._keys():
-                    await reply_of(service, WithdrawPublic(declared.key))
+                if known is None:
+                    await self._withdraw(self._public[name])
+                    del self._public[name]
                 if isinstance(error, PrefixNameTakenError):
                     raise _taken(name) from None
                 raise
-            self._public[name] = InForce(prefix, declared.key)
         return declared
 
     async def withdraw(self, name: str) -> bool:
@@ -165,6 +175,13 @@ class StandingOrders:
                 )
             await self._sync()
         return not service.client.ready or name not in self._public
+
+    async def held_public(self) -> dict[str, PublicPrefix]:
+        """Ask the engine what it holds of the prefixes in force, by name; raises `ApiError`."""
+        async with self._lock:
+            self._follow_engine()
+            listed = await self._listed()
+        return {name: listed[held.key] for name, held in self._public.items()}
 
     async def _sync(self) -> None:
         if not self.service.client.ready:
@@ -201,18 +218,37 @@ class StandingOrders:
     async def _withdraw_others(
         self, wanted: Mapping[str, DeclaredPrefix], problems: dict[str, str]
     ) -> None:
-        for name, held in list(self._public.items()):
-            if name in wanted and wanted[name].same_as(held.prefix):
-                continue
-            del self._public[name]
-            if held.key in self._keys():  # another name for the same blocks
-                continue
+        others = [
+            name
+            for name, held in self._public.items()
+            if name not in wanted or not wanted[name].same_as(held.prefix)
+        ]
+        for name in others:
             try:
-                await reply_of(self.service, WithdrawPublic(held.key))
+                await self._withdraw(self._public[name])
             except ApiError as error:
-                if error.body.param != "key":  # that it has none is as well
-                    self._public[name] = held
-                    problems[f"public prefix {name}"] = f"Not withdrawn: {error.body.message}"
+                problems[f"public prefix {name}"] = f"Not withdrawn: {error.body.message}"
+            else:
+                del self._public[name]
+
+    async def _withdraw(self, held: InForce) -> None:
+        """Withdraw a prefix in force, unless another name stands for the same blocks."""
+        await self._listed()
+        keys = [each.key for each in self._public.values()]
+        key = self._public[held.prefix.name].key
+        if keys.count(key) == 1:
+            await reply_of(self.service, WithdrawPublic(key))
+
+    async def _listed(self) -> dict[str, PublicPrefix]:
+        """Return what the engine has by key, once each prefix in force is known by its key."""
+        listed = {each.key: each for each in await ask(self.service, ListPublic(), tuple)}
+        for name, held in self._public.items():
+            if held.key not in listed:  # a flush has given it another; to declare it again tells
+                call = DeclarePublic(held.prefix.prompt, held.prefix.adapter)
+                found = await ask(self.service, call, PublicPrefix)
+                listed[found.key] = found
+                self._public[name] = InForce(held.prefix, found.key)
+        return listed
 
     async def _tell_quotas(self, problems: dict[str, str]) -> None:
         wanted = quotas_of(self._tenants, self.service.settings.secret)
@@ -245,9 +281,6 @@ class StandingOrders:
     async def _text_sha256(self, tokens: TokenArray) -> bytes:
         text = await self.service.encoder.decode(tokens.tolist())
         return hashlib.sha256(text.encode()).digest()
-
-    def _keys(self) -> set[str]:
-        return {held.key for held in self._public.values()}
 
     def _note(self, problems: dict[str, str]) -> None:
         for subject, text in problems.items():

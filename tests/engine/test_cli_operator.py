@@ -169,8 +169,7 @@ def test_public_prefixes_come_and_go(
     assert "each tenant's own: 'stant.\\n'" in shown
     assert run(["cache", "public", "list"]) == 0
     shown = capsys.readouterr().out
-    (key,) = service.engine.public
-    for part in ("sys", "39", "32", key[:12], "yes"):
+    for part in ("sys", "39", "32", "yes"):
         assert part in shown
     assert run(["cache", "public", "remove", "sys"]) == 0
     assert capsys.readouterr().out == "sys is public no more\n"
@@ -188,7 +187,6 @@ def test_a_prefix_that_is_not_in_force_is_told(
     assert run(["cache", "public", "add", "p", "--prompt", "x" * 40]) == 0
     service.engine.restart()
     service.state.orders.problems["public prefix p"] = "It was declared for another model."
-    service.state.orders.public.clear()
     capsys.readouterr()
     assert run(["cache", "public", "list"]) == 0
     assert "NOT IN FORCE: p: It was declared for another model." in capsys.readouterr().out

@@ -26,13 +26,15 @@ BLOCK_SIZE = 16
 class KeepingEngine:
     """Answers a fake engine's calls; room_blocks: for public prefixes and reserves together.
 
-    `restart` lets it forget everything, as an engine does that died and came back.
+    `restart` lets it forget everything, as an engine does that died and came back; `flush` gives
+    all prefixes other keys.
     """
 
     engine: FakeEngine
     room_blocks: int = 100
     quotas: dict[bytes, Quota] = field(default_factory=dict)
-    public: dict[str, PublicPrefix] = field(default_factory=dict)
+    prompts: dict[bytes, str] = field(default_factory=dict)
+    flushes: int = 0
     pins: dict[int, PinInfo] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -47,10 +49,25 @@ class KeepingEngine:
             ListPins: lambda _: tuple(self.pins.values()),
         }
 
+    @property
+    def public(self) -> dict[str, PublicPrefix]:
+        """Public prefixes by the keys that they have now."""
+        found = [self._described(*each) for each in self.prompts.items()]
+        return {prefix.key: prefix for prefix in found}
+
     def restart(self) -> None:
         """End and come back, knowing nothing."""
-        self.quotas, self.public, self.pins = {}, {}, {}
+        self.quotas, self.prompts, self.pins = {}, {}, {}
         self.engine.starts += 1
+
+    def flush(self) -> None:
+        """Change the roots of all keys."""
+        self.flushes += 1
+
+    def _described(self, prompt: bytes, adapter: str) -> PublicPrefix:
+        key = hashlib.md5(prompt + bytes([self.flushes])).hexdigest()
+        blocks = len(prompt) // 4 // BLOCK_SIZE
+        return PublicPrefix(key, adapter, blocks * BLOCK_SIZE, blocks, 0)
 
     def _blocks(self) -> int:
         return sum(prefix.blocks for prefix in self.public.values())
@@ -66,16 +83,18 @@ class KeepingEngine:
         blocks = len(call.prompt) // 4 // BLOCK_SIZE
         if not blocks:
             return AdminError("invalid", "prompt: it is shorter than a block", "prompt")
-        key = hashlib.md5(call.prompt[: blocks * BLOCK_SIZE * 4]).hexdigest()
-        if key not in self.public and self._blocks() + blocks > self.room_blocks:
+        prompt = call.prompt[: blocks * BLOCK_SIZE * 4]
+        if prompt not in self.prompts and self._blocks() + blocks > self.room_blocks:
             return AdminError("invalid", "prompt: there is no room to set aside", "prompt")
-        prefix = PublicPrefix(key, call.adapter, blocks * BLOCK_SIZE, blocks, 0)
-        return self.public.setdefault(key, prefix)
+        self.prompts[prompt] = call.adapter
+        return self._described(prompt, call.adapter)
 
     def _withdraw(self, call: WithdrawPublic) -> AdminReply:
-        if self.public.pop(call.key, None) is None:
-            return AdminError("invalid", f"key: {call.key} is not public", "key")
-        return None
+        for prompt, adapter in self.prompts.items():
+            if self._described(prompt, adapter).key == call.key:
+                del self.prompts[prompt]
+                return None
+        return AdminError("invalid", f"key: {call.key} is not public", "key")
 
     def _pin(self, call: DoPin) -> AdminReply:
         if call.namespace.tenant == "broke":

@@ -1,7 +1,8 @@
 """A program: the service around a fake engine, run as `stemkv serve` runs it.
 
 Arguments: the port, the drain time in seconds, the fake's seconds a step, and "fail" for an
-engine that does not start. Prints "ready PORT" once it is, and the outcome of a stop.
+engine that does not start, or "tenant" for a tenant with a quota. Prints "ready PORT" once it is,
+and the outcome of a stop.
 """
 
 import sys
@@ -15,9 +16,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from stemkv.engine.api.server import run_service
 from stemkv.engine.config import ConfigError
+from stemkv.engine.messages import GetEvents
+from stemkv.engine.tenants import Tenant
 from stemkv.engine.tenants_sqlite import SqliteTenantStore
+from stemkv.kvstore.quotas import Quota
 from support.api_settings import settings
+from support.event_source import Events
 from support.fake_engine import FakeEngine
+from support.keeping_engine import KeepingEngine
 
 
 class PlainTokenizer:
@@ -42,13 +48,17 @@ class PlainTokenizer:
 
 def main() -> None:
     """Serve until told to stop."""
-    port, drain, step, *fail = sys.argv[1:]
+    port, drain, step, *more = sys.argv[1:]
     tokenizer = PlainTokenizer()
     engine = FakeEngine(tokenizer, reply="x" * 100, ready=False, step_seconds=float(step))
-    if fail:
+    KeepingEngine(engine)
+    engine.admin_replies[GetEvents] = Events()
+    if "fail" in more:
         engine.start_error = ConfigError("model: does not exist")
     with tempfile.TemporaryDirectory() as folder:
         store = SqliteTenantStore(Path(folder) / "tenants.sqlite3")
+        if "tenant" in more:
+            store.put_tenant(Tenant("a", quota=Quota(reserve=0.5)))
         try:
             run_service(
                 settings(port=int(port), drain_seconds=float(drain)),

@@ -56,8 +56,8 @@ async def test_a_conversation_is_declared_without_the_generation_prompt(kept: Ke
     tokens = kept.api.engine.tokenizer.encode(rendered, add_special_tokens=False)
     assert np.frombuffer(call.prompt, "<i4").tolist() == tokens
     assert answer["declared_tokens"] == len(tokens)
-    assert answer["tokens"] == len(tokens) // 16 * 16
-    assert answer["blocks"] == answer["tokens"] // 16
+    assert answer["held"]["tokens"] == len(tokens) // 16 * 16
+    assert answer["held"]["blocks"] == len(tokens) // 16
     assert answer["text"] + answer["text_left_out"] == rendered
     assert len(answer["text_left_out"]) == len(tokens) % 16
 
@@ -69,15 +69,33 @@ async def test_prefixes_are_listed_and_withdrawn(kept: Kept) -> None:
     _, listed = await kept.ask("GET", PUBLIC)
     assert [each["name"] for each in listed["public"]] == ["a", "b"]
     first = listed["public"][0]
-    assert first["in_force"] is True
-    assert first["key"] in kept.engine.public
-    assert (first["declared_tokens"], first["tokens"], first["blocks"]) == (33, 32, 2)
+    assert first["held"]["key"] in kept.engine.public
+    assert (first["declared_tokens"], first["held"]["tokens"], first["held"]["blocks"]) == (
+        33,
+        32,
+        2,
+    )
     assert [each.name for each in kept.api.tenants.public_prefixes()] == ["a", "b"]
     assert await kept.ask("DELETE", f"{PUBLIC}/a") == (200, {"name": "a", "flushed": True})
     assert len(kept.engine.public) == 1
     assert [each.name for each in kept.api.tenants.public_prefixes()] == ["b"]
     status, answer = await kept.ask("DELETE", f"{PUBLIC}/a")
     assert (status, answer["error"]["code"]) == (404, "public_prefix_not_found")
+
+
+async def test_a_flush_gives_prefixes_other_keys(kept: Kept) -> None:
+    """After a flush of everything prefixes are listed under their new keys, and go with them."""
+    for name in ("a", "b"):
+        await kept.ask("POST", PUBLIC, {"name": name, "prompt": name * 40})
+    before = set(kept.engine.public)
+    kept.engine.flush()
+    _, listed = await kept.ask("GET", PUBLIC)
+    assert {each["held"]["key"] for each in listed["public"]} == set(kept.engine.public)
+    assert before.isdisjoint(kept.engine.public)
+    kept.engine.flush()
+    assert await kept.ask("DELETE", f"{PUBLIC}/a") == (200, {"name": "a", "flushed": True})
+    assert len(kept.engine.public) == 1
+    assert (await kept.ask("GET", PUBLIC))[1]["public"][0]["name"] == "b"
 
 
 async def test_declaring_the_same_again_changes_nothing(kept: Kept) -> None:

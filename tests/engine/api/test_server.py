@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.api import chat_body
+from support.api import ADMIN, chat_body
 
 from stemkv.engine.api.server import listen
 
@@ -19,10 +19,10 @@ CHAT = "/v1/chat/completions"
 
 
 @asynccontextmanager
-async def _serving(*, drain: float, step: float) -> AsyncIterator[tuple[Process, str]]:
+async def _serving(*more: str, drain: float, step: float) -> AsyncIterator[tuple[Process, str]]:
     """Run the program; yields its process and its address."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, PROGRAM, "0", str(drain), str(step), stdout=PIPE
+        sys.executable, PROGRAM, "0", str(drain), str(step), *more, stdout=PIPE
     )
     try:
         assert process.stdout is not None
@@ -128,4 +128,27 @@ async def test_an_idle_service_stops_at_once(stop: signal.Signals) -> None:
     async with _serving(drain=300, step=0) as (process, url), httpx.AsyncClient() as http:
         assert (await http.get(url + "/ready")).status_code == 200
         process.send_signal(stop)
+        assert "closed True" in await _rest(process)
+
+
+async def test_a_service_tells_its_engine_the_quotas() -> None:
+    """Once the engine is there it has the quotas of the tenants, without anybody's asking."""
+    async with _serving("tenant", drain=30, step=0) as (_, url), httpx.AsyncClient() as http:
+        async with asyncio.timeout(20):
+            while True:
+                report = (await http.get(f"{url}/admin/v1/cache", headers=ADMIN)).json()
+                if report["orders"]["quotas"] == 1:
+                    break
+                await asyncio.sleep(0.05)
+        assert report["orders"]["current"] is True
+
+
+async def test_a_stop_ends_streams_of_events() -> None:
+    """A stream that nobody closes does not hold up a stop for the drain time."""
+    async with _serving(drain=300, step=0) as (process, url), httpx.AsyncClient() as http:
+        async with http.stream("GET", f"{url}/admin/v1/events/stream", headers=ADMIN) as response:
+            lines = response.aiter_lines()
+            await anext(lines)
+            process.send_signal(signal.SIGTERM)
+            assert [line async for line in lines if line] == []
         assert "closed True" in await _rest(process)

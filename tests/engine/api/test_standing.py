@@ -188,6 +188,15 @@ async def test_another_workers_prefixes_come_and_go(kept: Kept) -> None:
     assert "another text" in kept.orders.problems["public prefix p"]
 
 
+async def test_a_name_that_another_worker_freed_is_free_here(kept: Kept) -> None:
+    """A prefix that went from the store is withdrawn before another takes its name."""
+    await kept.api.http.post("/admin/v1/public", json={"name": "p", "prompt": "x" * 40})
+    kept.api.tenants.remove_public_prefix("p")
+    answer = await kept.api.http.post("/admin/v1/public", json={"name": "p", "prompt": "y" * 70})
+    assert [each.tokens for each in kept.engine.public.values()] == [64]
+    assert answer.json()["held"]["key"] in kept.engine.public
+
+
 async def test_two_names_for_the_same_blocks(kept: Kept) -> None:
     """Prefixes that differ behind their last whole block are one to the engine, until both go."""
     for name, length in (("p", 40), ("q", 45)):
@@ -226,7 +235,7 @@ async def test_a_prefix_of_another_model_is_refused_by_name(
     assert "public prefix p" in line
     assert words in line
     (listed,) = (await kept.api.http.get("/admin/v1/public")).json()["public"]
-    assert listed["in_force"] is False
+    assert listed["held"] is None
     assert words in listed["problem"]
 
 
