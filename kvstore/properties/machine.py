@@ -6,6 +6,7 @@ wrong content.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -14,6 +15,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from stemkv.kvstore import ops
 from stemkv.kvstore.audit import is_clean
 from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.explain import explain
@@ -21,6 +23,7 @@ from stemkv.kvstore.flush import Flush, FlushKind
 from stemkv.kvstore.ids import FlushId, SequenceId
 from stemkv.kvstore.inspect import list_blocks
 from stemkv.kvstore.namespace import Namespace
+from stemkv.kvstore.pins import PinTerms
 from stemkv.kvstore.properties.draws import (
     ACTIONS,
     LONG,
@@ -35,6 +38,7 @@ from stemkv.kvstore.properties.eviction_model import POLICIES, model_of
 from stemkv.kvstore.properties.model import Block, Match, RootName, StoreModel, Tokens, path_of
 from stemkv.kvstore.properties.recording_directory import RecordingDirectory
 from stemkv.kvstore.properties.snapshot import snapshot
+from stemkv.kvstore.roots import PUBLIC
 from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.values import Admission, Copy, Following, Shortage
 from stemkv.kvstore.violations import violations_of
@@ -91,6 +95,7 @@ class StoreMachine(RuleBasedStateMachine):
             partial_hits=partial_hits,
             keep_free=min(keep_free, capacity - 1),
         )
+        self.distinct = bits is None
         self.digest: Callable[[bytes], bytes] = wide if bits is None else partial(narrow, bits)
         self.directory = RecordingDirectory()
         chosen = None if policy is None else POLICIES[policy]
@@ -100,16 +105,18 @@ class StoreMachine(RuleBasedStateMachine):
         self.number: dict[Block, int] = {}
 
     def clock(self) -> float:
-        """Return a time that never stands still."""
-        self.now += 1.0
+        """Return a time that stands still while something is done."""
         return self.now
 
     def key_of(self, root: RootName, above: bytes | None, tokens: Tokens) -> bytes:
         """Hash a block as the store does; the root must be of the present generation."""
-        (domain, adapter, adapter_digest, salt), _ = root
         if above is None:
-            namespace = Namespace("", domain, adapter, adapter_digest, salt)
-            above = self.store.roots.key_of(namespace)
+            entry, size = b"", self.config.block_size
+            public = Namespace("", PUBLIC, *root.identity[1:3])
+            for at in range(0, len(root.above), size):
+                parent = entry or self.store.roots.key_of(public)
+                entry = self.digest(parent + np.array(root.above[at : at + size], "<i4").tobytes())
+            above = self.store.roots.key_of(Namespace("", *root.identity), entry)
         return self.digest(above + np.array(tokens, "<i4").tobytes())
 
     def prompt(self, draw: Draw) -> Tokens:
@@ -148,6 +155,11 @@ class StoreMachine(RuleBasedStateMachine):
             action = "serve"
         if action != "cut_off" and not draw.stays_cut_off:
             self.directory.current = self.model.current = True
+        # Long enough, now and then, for an account to be idle, and for a pin to end.
+        self.now += 400.0 if draw.waits else 1.0
+        self.model.now = self.now
+        self.store.pinned()
+        self.model.expire()
         getattr(self, f"do_{action}")(draw)
 
     # --- looking ---
@@ -172,9 +184,11 @@ class StoreMachine(RuleBasedStateMachine):
         assert found.partial_tokens == match.partial_tokens
         assert found.leader == match.leader
         assert all(type(x) is int for x in (found.full_blocks, found.partial_tokens))
-        expected, above, size = [], None, self.config.block_size
-        for at in range(0, len(prompt) - size + 1, size):
-            above = self.key_of(self.model.root_of(ns), above, prompt[at : at + size])
+        above: bytes | None = None
+        expected, size, chain = [], self.config.block_size, self.model.chain_of(ns, prompt)
+        for i in range(len(prompt) // size):
+            above = above if i != chain.entry else None
+            above = self.key_of(chain.root_of(i), above, prompt[i * size : (i + 1) * size])
             expected.append(above)
         assert keys == expected
 
@@ -187,7 +201,10 @@ class StoreMachine(RuleBasedStateMachine):
             prompt = prompt[: self.config.capacity_blocks * self.config.block_size]
             needed = -(-len(prompt) // self.config.block_size)
             full = self.config.max_sequences
-            while self.model.available < needed or len(self.model.sequences) == full:
+            while self.model.sequences and (
+                self.model.available(draw.ns.domain)[0] < needed
+                or len(self.model.sequences) == full
+            ):
                 self.do_release(draw)
         self.admit(draw.ns, prompt, read=not draw.no_read, write=not draw.no_write)
         if draw.runs:
@@ -339,7 +356,8 @@ class StoreMachine(RuleBasedStateMachine):
             assert block.state == "private"
             assert block.references == 1
             assert slot == self.number[block] * size + position % size
-            self.kv[slot // size, slot % size] = value_of(s.root, s.tokens[: position + 1])
+            root = s.chain.root_of(position // size)
+            self.kv[slot // size, slot % size] = value_of(root, s.tokens[: position + 1])
 
     def _fail(
         self, copies: Sequence[Copy], executed: list[Executed], plan: dict[SequenceId, int]
@@ -385,27 +403,124 @@ class StoreMachine(RuleBasedStateMachine):
         assert report.blocks == len(gone)
         assert report.bytes == 10 * len(gone)
         assert report.in_use == sum(b.references > 0 or b.pins > 0 for b in gone)
-        owners = [b.owner for b in gone]
-        assert report.blocks_by_tenant == {name: owners.count(name) for name in set(owners)}
+        by_name = Counter(self.store.accounts.names[self.number_of(b.account)] for b in gone)
+        assert report.blocks_by_tenant == by_name
+
+    def number_of(self, account: bytes) -> int:
+        """Return the store's number of an account."""
+        return 1 + self.model.shares.number(account)
+
+    # --- operators ---
+
+    def do_set_quotas(self, draw: Draw) -> None:
+        """Put quotas in force, or nothing changes."""
+        before = snapshot(self.store)
+        public = self.model.public_blocks()
+        if self.model.shares.fits(draw.quotas, public):
+            self.store.set_quotas(draw.quotas)
+            self.model.shares.quotas = draw.quotas
+            for domain in draw.quotas:
+                self.model.shares.open(domain)
+            return
+        try:
+            self.store.set_quotas(draw.quotas)
+        except ValueError:
+            assert snapshot(self.store) == before
+            return
+        raise AssertionError("reserves are more than the pool")
+
+    def do_declare(self, draw: Draw) -> None:
+        """Let all share a prefix; or nothing changes."""
+        prompt, ns, model = self.prompt(draw), draw.ns, self.model
+        adapter, size = (ns.adapter, ns.adapter_digest), self.config.block_size
+        before = snapshot(self.store)
+        whole = prompt[: len(prompt) // size * size]
+        model.declared.append((adapter, whole))
+        model.shares.public, old = model.public_blocks(), model.shares.public
+        fits = model.shares.fits(model.shares.quotas, model.shares.public)
+        if whole and fits:
+            made = self.store.declare_public(np.array(prompt, np.int32), *adapter)
+            assert (made.tokens, made.blocks) == (len(whole), len(whole) // size)
+            if model.declared.count((adapter, whole)) > 1:
+                model.declared.pop()
+            return
+        model.declared.pop()
+        model.shares.public = old
+        try:
+            self.store.declare_public(np.array(prompt, np.int32), *adapter)
+        except ValueError:
+            assert snapshot(self.store) == before
+            return
+        raise AssertionError("a public prefix was taken for which there is no room")
+
+    def do_withdraw(self, draw: Draw) -> None:
+        """Share a prefix no more."""
+        if not self.model.declared:
+            return
+        number = draw.pick % len(self.model.declared)
+        (adapter, digest), prefix = self.model.declared[number]
+        above: bytes | None = None
+        root = self.model.root_of(Namespace("", PUBLIC, adapter, digest))
+        for at in range(0, len(prefix), self.config.block_size):
+            above = self.key_of(root, above, prefix[at : at + self.config.block_size])
+        assert above is not None
+        keys = [p.key for p in self.store.public_prefixes()]
+        assert above.hex() in keys
+        if keys.count(above.hex()) > 1:
+            return  # a broken hash gives two prefixes one name
+        self.store.withdraw_public(above.hex())
+        self.model.withdraw(number)
+        self.model.shares.public = self.model.public_blocks()
+
+    def do_pin(self, draw: Draw) -> None:
+        """Pin what is there of a prompt; or nothing changes."""
+        ns, prompt = draw.ns, self.prompt(draw)
+        terms = PinTerms(draw.seconds, draw.more or None, draw.priority)
+        before = snapshot(self.store)
+        pin = self.model.pin(ns, prompt, terms)
+        if pin == "over":
+            try:
+                self.store.pin(ns, np.array(prompt, np.int32), terms)
+            except ValueError:
+                assert snapshot(self.store) == before
+                return
+            raise AssertionError("a pin over its account's budget was made")
+        made = self.store.pin(ns, np.array(prompt, np.int32), terms)
+        assert made.blocks == (0 if pin is None else len(pin.blocks))
+        if pin is None:
+            assert snapshot(self.store) == before
+        else:
+            assert made.pin_id == pin.number
+
+    def do_unpin(self, draw: Draw) -> None:
+        """End a pin."""
+        if self.model.pins:
+            pin = self.model.pins[draw.pick % len(self.model.pins)]
+            self.store.unpin(pin.number)
+            self.model.unpin(pin)
 
     # --- what always holds ---
 
     @invariant()
     def clean(self) -> None:
         """Find nothing in an audit, with neither of its halves."""
-        assert violations_of(self.store) == ()
+        violations = violations_of(self.store)
+        assert violations == (), violations
         assert is_clean(self.store)
 
     @invariant()
     def counted(self) -> None:
         """Hold the store's counts against the model's."""
         model, pool = self.model, self.store.pool_counts()
-        assert pool.free == model.free
+        assert pool.free + pool.stale == model.free
         assert pool.tails == len(model.tails)
-        assert pool.cached == len(model.tails) + len(model.cached)
+        kept = [b for b in model.live if b.kept and not b.references and not b.pins]
+        assert pool.cached == len(model.tails) + len(model.cached) + len(kept)
         held = pool.free + pool.in_use + pool.cached + pool.stale + pool.quarantined
         assert held == pool.capacity == self.config.capacity_blocks
         assert pool.evicted == model.evicted
+        pins = {p.pin_id: p.blocks for p in self.store.pinned()}
+        assert pins == {p.number: len(p.blocks) for p in model.pins}
         tenants = self.store.tenant_counts()
         assert set(tenants) == set(model.counts)
         for name, counts in tenants.items():
@@ -418,9 +533,28 @@ class StoreMachine(RuleBasedStateMachine):
             assert counts.cached_blocks == len(owned)
 
     @invariant()
+    def charged(self) -> None:
+        """Hold what accounts are charged with, and have lost, against the model's."""
+        rows, shares = self.store.pool.accounts, self.model.shares
+        assert len(rows) == 1 + len(shares.domains)
+        held = self.model.held
+        for domain in shares.domains:
+            row = rows[self.number_of(domain)]
+            assert row[ops.HELD] == held[domain]
+            assert row[ops.RESERVE] == shares.reserve(domain)
+        assert self.store.accounts.lost == {
+            (self.number_of(of), self.number_of(by)): n for (of, by), n in shares.lost.items()
+        }
+
+    @invariant()
     def told(self) -> None:
-        """Hold what the directory was told against what is published."""
-        assert self.directory.held == set(self.model.index)
+        """Hold what the directory was told against what is published, or flushed just now."""
+        stale = self.directory.held - set(self.model.index)
+        if self.distinct:
+            assert self.directory.held >= set(self.model.index)
+            assert len(stale) <= self.store.pool.stale + self.store.pool_counts().in_use
+        if not self.store.pool.stale and not self.store.roots.dead:
+            assert not stale
 
     @invariant()
     def known(self) -> None:
@@ -440,10 +574,12 @@ class StoreMachine(RuleBasedStateMachine):
             for position in range(s.computed):
                 if table[position // size] not in pending:
                     found = self.kv[table[position // size], position % size]
-                    assert found == value_of(s.root, s.tokens[: position + 1])
+                    root = s.chain.root_of(position // size)
+                    assert found == value_of(root, s.tokens[: position + 1])
         for block in self.model.live:
             if block.state != "private":
                 root, path = path_of(block)
+                path = root.above + path
                 for i in range(len(block.tokens)):
                     stop = len(path) - len(block.tokens) + i + 1
                     assert self.kv[self.number[block], i] == value_of(root, path[:stop])
