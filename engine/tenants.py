@@ -157,6 +157,11 @@ class TenantStore(Protocol):
         ...
 
 
+def group_account(group: str) -> str:
+    """Return what reports call a group's account: no tenant can have such a name."""
+    return f"{group} (group)"
+
+
 def new_key() -> str:
     """Return a fresh key: 32 random bytes in URL-safe text behind a prefix that scanners find."""
     return KEY_PREFIX + secrets.token_urlsafe(32)

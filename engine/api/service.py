@@ -16,7 +16,7 @@ from stemkv.engine.api.records import RequestLog
 from stemkv.engine.api.settings import ServiceSettings
 from stemkv.engine.client import EngineClient, EngineUnavailable
 from stemkv.engine.request import EngineInfo
-from stemkv.engine.tenants import Tenant, TenantStore, TenantStoreError
+from stemkv.engine.tenants import Tenant, TenantStore, TenantStoreError, group_account
 from stemkv.kvstore.namespace import Namespace, domain_of
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class Service:
             domain=domain,
             adapter=adapter,
             salt=salt,
-            group=tenant.group or "",
+            group=group_account(tenant.group) if tenant.group else "",
         )
 
 

@@ -28,7 +28,7 @@ from stemkv.engine.messages import (
     WithdrawPublic,
 )
 from stemkv.engine.public_prefixes import DeclaredPrefix, PrefixNameTakenError
-from stemkv.engine.tenants import Tenant, TenantStoreError
+from stemkv.engine.tenants import Tenant, TenantStoreError, group_account
 from stemkv.kvstore.namespace import domain_of
 from stemkv.kvstore.quotas import Quota, quota_of_group
 
@@ -40,7 +40,7 @@ _TICK_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class AccountQuota:
-    """What a tenant by itself, or a sharing group, may hold. name: the tenant's or the group's."""
+    """What a tenant by itself, or a sharing group, may hold. name: the account's in reports."""
 
     name: str
     domain: bytes
@@ -63,7 +63,8 @@ def quotas_of(tenants: Iterable[Tenant], secret: bytes) -> tuple[AccountQuota, .
         quota = each[0] if group is None else quota_of_group(each)
         if quota != usual:
             domain = domain_of(secret, tenant=name, group=group)
-            accounts.append(AccountQuota(group or name, domain, quota))
+            account = group_account(group) if group else name
+            accounts.append(AccountQuota(account, domain, quota))
     return tuple(accounts)
 
 

@@ -170,9 +170,17 @@ def _tokenizer() -> Any:
 
 
 def hash_core(
-    blocks: int = 32, block_size: int = 4, max_tokens: int = 64, **settings: Any
+    blocks: int = 32,
+    block_size: int = 4,
+    max_tokens: int = 64,
+    *,
+    watched: bool = False,
+    **settings: Any,
 ) -> tuple[EngineCore, HashRunner]:
-    """Return a core over a `HashRunner`, the store audited after every step."""
+    """Return a core over a `HashRunner`, the store audited after every step.
+
+    watched: keep events and curves, as a service does.
+    """
     options = {"max_batch_tokens": 16, "max_running": 8, "debug_audit": True} | settings
     config = EngineConfig(model="hash", secret=SECRET, kv_memory=1, **options)
     tokenizer = _tokenizer()
@@ -201,6 +209,8 @@ def hash_core(
             max_tokens=max_tokens,
             secret=SECRET,
             prefix_cache=config.prefix_cache,
+            event_blocks=1000 if watched else 0,
+            curves=watched,
         ),
         NullDirectory(),
     )

@@ -56,7 +56,7 @@ def test_a_groups_quota_is_its_enabled_members() -> None:
         Tenant("f", enabled=False, quota=Quota(reserve=0.5)),
     ]
     accounts = quotas_of(tenants, SECRET)
-    assert [each.name for each in accounts] == ["g", "d"]
+    assert [each.name for each in accounts] == ["g (group)", "d"]
     found = {each.domain: each.quota for each in accounts}
     assert found.keys() == {_domain("a", "g"), _domain("d")}
     group = found[_domain("b", "g")]
@@ -68,7 +68,7 @@ def test_a_groups_quota_is_its_enabled_members() -> None:
 def test_two_tenants_without_quotas_in_a_group_weigh_twice() -> None:
     """A group of members without a quota has their weights and pins together."""
     (found,) = quotas_of([Tenant("a", "g"), Tenant("b", "g")], SECRET)
-    assert found == AccountQuota("g", _domain("", "g"), Quota(weight=2.0, pins=0.5))
+    assert found == AccountQuota("g (group)", _domain("", "g"), Quota(weight=2.0, pins=0.5))
 
 
 async def test_quotas_are_sent_once_and_again_when_they_change(kept: Kept) -> None:
