@@ -28,9 +28,6 @@ ROW_COLUMNS = 7
 LENGTH = SIZES
 MARK_COLUMNS = SIZES + 1
 
-# Rows ever taken, sentinels included; sampled blocks that came new.
-TAKEN, NEW = 0, 1
-
 
 class Stacks(NamedTuple):
     """One account's sample.
@@ -39,7 +36,7 @@ class Stacks(NamedTuple):
     practice. rows: int32 [rows, ROW_COLUMNS], neighbours and zones, and the next row of the same
     bucket. buckets: int32 [power of two], the first row of each. marks: int32 [STACKS + 2,
     MARK_COLUMNS]. misses: float64 [STACKS, SIZES], estimates of blocks that were looked up and
-    that a cache of this size would not have had. counts: int64 [2].
+    that a cache of this size would not have had. taken: int64 [1], rows in use, sentinels included.
     """
 
     keys: U64
@@ -47,7 +44,7 @@ class Stacks(NamedTuple):
     buckets: I32
     marks: I32
     misses: F64
-    counts: I64
+    taken: I64
 
 
 def make_stacks(blocks: int, depths: I32) -> Stacks:
@@ -64,7 +61,7 @@ def make_stacks(blocks: int, depths: I32) -> Stacks:
         np.full(1 << max(4, (blocks - 1).bit_length()), NONE, np.int32),
         marks,
         np.zeros((STACKS, SIZES)),
-        np.array([STACKS, 0]),
+        np.array([STACKS]),
     )
 
 
@@ -147,17 +144,16 @@ def remove_oldest(stacks: Stacks) -> Int:
 @compiled
 def touch(stacks: Stacks, key: np.uint64, may_evict: bool) -> bool:
     """Make a block the most recent; False, and nothing done, if there is no room for a new one."""
-    keys, rows, counts = stacks.keys, stacks.rows, stacks.counts
+    keys, rows, taken = stacks.keys, stacks.rows, stacks.taken
     row = find(stacks, key)
     if row == NONE:
-        if counts[TAKEN] < keys.shape[0]:
-            row = int(counts[TAKEN])
-            counts[TAKEN] += 1
+        if taken[0] < keys.shape[0]:
+            row = int(taken[0])
+            taken[0] += 1
         elif may_evict:
             row = remove_oldest(stacks)
         else:
             return False
-        counts[NEW] += 1
         keys[row] = key
         rows[row, ZONE] = SIZES
         rows[row, ZONE + 1] = SIZES
@@ -223,4 +219,3 @@ def move(old: Stacks, new: Stacks, limit: np.uint64) -> None:
             touch(new, old.keys[row], False)
         row = old.rows[row, NEWER]
     new.misses[:] = old.misses
-    new.counts[NEW] = old.counts[NEW]

@@ -37,7 +37,7 @@ from collections import OrderedDict
 import numpy as np
 
 from stemkv.kvstore import curve_ops
-from stemkv.kvstore.curve_ops import GROUPS, NEW, SIZES, Stacks
+from stemkv.kvstore.curve_ops import GROUPS, SIZES, STACKS, Stacks
 from stemkv.kvstore.ops import I32, U64
 from stemkv.kvstore.views import MissRatioPoint
 
@@ -76,7 +76,7 @@ class _Account:
     @property
     def blocks(self) -> int:
         """Sampled blocks that there is room for."""
-        return len(self.stacks.keys) - curve_ops.STACKS
+        return len(self.stacks.keys) - STACKS
 
     def move_to(self, stacks: Stacks, rate: float) -> None:
         self.rate, self.limit = rate, _limit(rate)
@@ -174,7 +174,7 @@ def _points(of: _Account) -> tuple[MissRatioPoint, ...]:
     errors: list[float | None] = [None] * SIZES
     if of.rate == 1:
         errors = [0.0] * SIZES
-    elif of.stacks.counts[NEW] >= _ENOUGH:
+    elif of.stacks.taken[0] - STACKS >= _ENOUGH:
         groups = GROUPS * misses[1:]
         half_width = _T_QUANTILE * groups.std(axis=0, ddof=1) * math.sqrt((1 - of.rate) / GROUPS)
         errors = (half_width + np.abs(groups.mean(axis=0) - misses[0])).tolist()
