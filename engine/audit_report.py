@@ -77,6 +77,7 @@ class Report:
             _table(("what", "value"), facts.items()),
             "## Properties",
             _table((*_HEADINGS, "what it says"), self._lines(with_words=True)),
+            *self._reached(),
             "## Rules",
             "By their numbers in the design document.",
             _table(
@@ -119,6 +120,14 @@ class Report:
         prefix = "" if COMPILES else "NUMBA_DISABLE_JIT=1 "
         return prefix + shlex.join(["stemkv", "audit", "--only", outcome.name, *flags])
 
+    def _reached(self) -> list[str]:
+        """List what examples were seen to run with, where that is told."""
+        return [
+            f"`{outcome.name}` ran with {name}: {', '.join(map(str, values))}."
+            for outcome in self.outcomes
+            for name, values in outcome.reached.items()
+        ]
+
     def _entry(self, outcome: Outcome) -> dict[str, Any]:
         property_ = _PROPERTIES[outcome.name]
         failure = outcome.failure
@@ -131,6 +140,7 @@ class Report:
             "steps": outcome.steps,
             "seconds": round(outcome.seconds, 3),
             "not_run_because": outcome.absent,
+            "reached": outcome.reached,
             "failure": None if failure is None else asdict(failure),
             "command": self.command(outcome),
         }

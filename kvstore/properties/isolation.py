@@ -1,6 +1,7 @@
 """Rules 2 and 3: nobody reads, copies or learns of what is another's."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -25,6 +26,9 @@ _MAX_TOKENS = 20
 _GROUPS = {"c": "g", "d": "g"}
 
 Identity = tuple[bytes, str, bytes, str]
+Prompt = tuple[int, ...]
+
+_PUBLIC: Identity = (b"public", "", b"", "")
 
 
 def _namespace(tenant: str, adapter: str, digest: bytes, salt: str) -> Namespace:
@@ -42,7 +46,9 @@ NAMESPACES: st.SearchStrategy[Namespace] = st.sampled_from(_PLAIN) | st.builds(
     salt=TEXTS,
 )
 
-PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=_MAX_TOKENS).map(tuple)
+PROMPTS: st.SearchStrategy[Prompt] = st.lists(
+    st.integers(0, 1), min_size=1, max_size=_MAX_TOKENS
+).map(tuple)
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class Visit:
     """One prompt that is admitted, run as far as told, and leaves at once or at the end."""
 
     namespace: Namespace
-    prompt: tuple[int, ...]
+    prompt: Prompt
     unrun: int
     stays: bool
 
@@ -66,6 +72,9 @@ VISITS: st.SearchStrategy[list[Visit]] = st.lists(
     min_size=2,
     max_size=12,
 )
+
+DECLARED: st.SearchStrategy[list[Prompt]] = st.lists(PROMPTS, max_size=2)
+"""Prefixes that are made public before the first visit, in the namespace without an adapter."""
 
 BITS: st.SearchStrategy[int | None] = st.sampled_from([None, 0, 1, 2, 4])
 """How much of a hash varies; None for all of it. With less, keys of different content are equal."""
@@ -91,17 +100,35 @@ class _Ledger:
     """A store, and who wrote what into each position of each block, whatever the store says."""
 
     store: BlockStore
-    written: dict[tuple[int, int], tuple[Identity, tuple[int, ...]]] = field(default_factory=dict)
+    public: list[Prompt] = field(default_factory=list)
+    written: dict[tuple[int, int], tuple[Identity, Prompt]] = field(default_factory=dict)
     writer: dict[int, str] = field(default_factory=dict)
     open: dict[SequenceId, Identity] = field(default_factory=dict)
     visited: set[Identity] = field(default_factory=set)
+
+    def declare(self, prompt: Prompt) -> None:
+        """Make a prefix public, if there is room for it."""
+        with suppress(ValueError):
+            self.store.declare_public(np.array(prompt, np.int32))
+            self.public.append(prompt)
+
+    def public_blocks(self, namespace: Namespace, prompt: Prompt) -> int:
+        """Count the leading blocks of a prompt that some public prefix begins with, too."""
+        size, most = self.store.config.block_size, 0
+        for public in () if namespace.adapter else self.public:
+            blocks = min(len(prompt), len(public)) // size
+            while prompt[: blocks * size] != public[: blocks * size]:
+                blocks -= 1
+            most = max(most, blocks)
+        return most
 
     def visit(self, visit: Visit) -> None:
         """Admit a prompt, hold what it reuses against the ledger, run it and let it go."""
         identity, store = _identity(visit.namespace), self.store
         got = store.admit(visit.namespace, np.array(visit.prompt, np.int32))
         if isinstance(got, Following):
-            assert self.open[got.leader] == identity, "it follows a stranger"
+            public = self.public_blocks(visit.namespace, visit.prompt)
+            assert public or self.open[got.leader] == identity, "it follows a stranger"
         if not isinstance(got, Admission):
             return
         self.visited.add(identity)
@@ -125,35 +152,45 @@ class _Ledger:
 
     def _copy(self, copy: Copy, tenant: str) -> None:
         source, destination, tokens = copy
-        assert self.writer[source] == tenant, f"copied from {self.writer[source]}'s block"
+        writer, (identity, _) = self.writer[source], self.written[source, 0]
+        assert writer == tenant or identity == _PUBLIC, f"copied from {writer}'s block"
         for i in range(tokens):
             self.written[destination, i] = self.written[source, i]
         self.writer[destination] = tenant
 
     def _read(self, table: Sequence[int], visit: Visit, stop: int) -> None:
-        identity, size = _identity(visit.namespace), self.store.config.block_size
+        size = self.store.config.block_size
         for position in range(stop):
             found = self.written[table[position // size], position % size]
+            identity = self._identity_of(visit, position // size)
             assert found == (identity, visit.prompt[: position + 1]), "it reads another's block"
 
     def _write(self, table: Sequence[int], visit: Visit, start: int, stop: int) -> None:
-        identity, size = _identity(visit.namespace), self.store.config.block_size
+        size = self.store.config.block_size
         for position in range(start, stop):
             place = (table[position // size], position % size)
+            identity = self._identity_of(visit, position // size)
             self.written[place] = (identity, visit.prompt[: position + 1])
             self.writer[place[0]] = visit.namespace.tenant
 
+    def _identity_of(self, visit: Visit, block: int) -> Identity:
+        """Say whose a block of a visit's prompt is."""
+        public = self.public_blocks(visit.namespace, visit.prompt)
+        return _PUBLIC if block < public else _identity(visit.namespace)
+
 
 def nobody_reads_anothers(
-    capacity: int, block_size: int, bits: int | None, visits: list[Visit]
+    capacity: int, block_size: int, bits: int | None, declared: list[Prompt], visits: list[Visit]
 ) -> None:
     """Check that only what the namespace itself computed is reused, however keys collide.
 
     A partial copy comes from the tenant's own block; a namespace that nobody computed in finds
-    nothing, whatever was cached in others.
+    nothing, whatever was cached in others. Both but for what is public.
     """
     digest = wide if bits is None else partial(narrow, bits)
     ledger = _Ledger(_make_store(capacity, block_size, digest))
+    for prompt in declared:
+        ledger.declare(prompt)
     for visit in visits:
         ledger.visit(visit)
         assert_clean(ledger.store)
@@ -162,7 +199,10 @@ def nobody_reads_anothers(
             other = _namespace(tenant, "", b"", visit.namespace.salt + "?")
             if _identity(other) not in ledger.visited:
                 found = ledger.store.lookup(other, np.array(visit.prompt, np.int32))
-                assert (found.full_blocks, found.partial_tokens, found.leader) == (0, 0, None)
+                public = ledger.public_blocks(other, visit.prompt)
+                assert found.full_blocks <= public
+                if found.full_blocks == public:
+                    assert (found.partial_tokens, found.leader) == (0, None)
     for sequence in tuple(ledger.open):
         ledger.leave(sequence)
     assert_clean(ledger.store)

@@ -48,6 +48,7 @@ class Drawn:
 
 
 Place = tuple[FrameType, int]
+Setting = int | str
 Body = Drawn | type[RuleBasedStateMachine]
 
 
@@ -55,7 +56,8 @@ Body = Drawn | type[RuleBasedStateMachine]
 class Property:
     """One property. rules: those of the design that it holds. absent: why it can't be run here.
 
-    parts: functions of the check that hold fewer of the rules, by their names.
+    parts: functions of the check that hold fewer of the rules, by their names. reach: says of one
+    example of a state machine what of its settings should be seen to vary.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Property:
     body: Body
     absent: str | None = None
     parts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    reach: Callable[[Any], Mapping[str, Setting]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one property. examples and steps include those that made a failure smaller."""
+    """What came of one property. examples and steps include those that made a failure smaller.
+
+    reached: the settings that examples ran with, by their names, in order.
+    """
 
     name: str
     examples: int
@@ -93,6 +99,7 @@ class Outcome:
     seconds: float
     failure: Failure | None
     absent: str | None
+    reached: Mapping[str, Sequence[Setting]] = field(default_factory=dict)
 
     @property
     def word(self) -> str:
@@ -107,10 +114,15 @@ class _Tally:
     tell: Callable[[int], None]
     examples: int = 0
     steps: int = 0
+    reached: dict[str, set[Setting]] = field(default_factory=dict)
 
     def example(self) -> None:
         self.examples += 1
         self.tell(self.examples)
+
+    def reach(self, settings: Mapping[str, Setting]) -> None:
+        for name, value in settings.items():
+            self.reached.setdefault(name, set()).add(value)
 
 
 def run_property(
@@ -124,7 +136,12 @@ def run_property(
     failure = _smallest(property_, budget, tally)
     seconds = time.perf_counter() - started
     steps = tally.steps if stepwise else None
-    return Outcome(property_.name, tally.examples, steps, seconds, failure, None)
+    reached = {name: sorted(values, key=_in_order) for name, values in tally.reached.items()}
+    return Outcome(property_.name, tally.examples, steps, seconds, failure, None, reached)
+
+
+def _in_order(value: Setting) -> tuple[bool, int, str]:
+    return (isinstance(value, str), value if isinstance(value, int) else 0, str(value))
 
 
 def _smallest(property_: Property, budget: Budget, tally: _Tally) -> Failure | None:
@@ -147,7 +164,7 @@ def _try(
     property_: Property, budget: Budget, phases: tuple[Phase, ...], tally: _Tally
 ) -> Failure | None:
     try:
-        _run(property_.body, _settings(budget, phases), budget.seed, tally)
+        _run(property_, _settings(budget, phases), budget.seed, tally)
     except Exception as error:  # noqa: BLE001 - whatever a broken store raises is a finding
         return _failure(error, property_, budget.steps)
     return None
@@ -168,14 +185,15 @@ def _settings(budget: Budget, phases: tuple[Phase, ...]) -> hypothesis.settings:
     )
 
 
-def _run(body: Body, settings: hypothesis.settings, seed: int, tally: _Tally) -> None:
+def _run(property_: Property, settings: hypothesis.settings, seed: int, tally: _Tally) -> None:
+    body = property_.body
     if isinstance(body, Drawn):
         test = hypothesis.given(**body.draws)(_counted(body.check, tally))
         for case in reversed(body.cases):
             test = hypothesis.example(**case)(test)
         hypothesis.seed(seed)(settings(test))()
     else:
-        machine = hypothesis.seed(seed)(_counted_machine(body, tally))
+        machine = hypothesis.seed(seed)(_counted_machine(body, tally, property_.reach))
         run_state_machine_as_test(machine, settings=settings)
 
 
@@ -189,7 +207,9 @@ def _counted(check: Callable[..., None], tally: _Tally) -> Callable[..., None]:
 
 
 def _counted_machine(
-    machine: type[RuleBasedStateMachine], tally: _Tally
+    machine: type[RuleBasedStateMachine],
+    tally: _Tally,
+    reach: Callable[[Any], Mapping[str, Setting]] | None,
 ) -> type[RuleBasedStateMachine]:
     class Counted(machine):  # type: ignore[valid-type, misc]
         def __init__(self) -> None:
@@ -199,6 +219,8 @@ def _counted_machine(
         @invariant()
         def counts_a_step(self) -> None:
             tally.steps += 1
+            if reach is not None:
+                tally.reach(reach(self))
 
     Counted.__name__ = machine.__name__
     return Counted

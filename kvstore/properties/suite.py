@@ -1,6 +1,7 @@
 """All properties, and which rule of the design is held by which of them."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from hypothesis import strategies as st
 
@@ -9,7 +10,7 @@ from stemkv.kvstore.jit import COMPILES
 from stemkv.kvstore.properties import damage, flush_scopes, flush_text, index, isolation, keys
 from stemkv.kvstore.properties.faults import FAULTS, audit_finds_the_fault
 from stemkv.kvstore.properties.machine import StoreMachine
-from stemkv.kvstore.properties.running import Drawn, Property
+from stemkv.kvstore.properties.running import Drawn, Property, Setting
 from stemkv.kvstore.properties.scene import STORES
 
 RULES: Mapping[int, str] = {
@@ -33,7 +34,6 @@ RULES: Mapping[int, str] = {
 LIMITS: Mapping[int, str] = {
     2: "Hits across processes and tiers: payloads between workers are not built.",
     3: "What the service says in headers, errors, metrics and times is a matter of the engine.",
-    11: "The state machine opens no tenant with a reserve, cap or weight.",
     12: "Acknowledgement by other workers and flushes missed while cut off need a Redis server.",
     13: "How much would be reused is held; the reason that is given is not.",
     14: "Checksums of published blocks are kept by the runner, which no property starts.",
@@ -42,27 +42,46 @@ LIMITS: Mapping[int, str] = {
 
 _BLOCK_SIZES = st.integers(1, 5)
 
+
+def _settings_of(machine: StoreMachine) -> dict[str, Setting]:
+    """Say what one example of the state machine runs with."""
+    digest = machine.digest
+    return {
+        "blocks in the pool": machine.config.capacity_blocks,
+        "tokens a block": machine.config.block_size,
+        "bits of the hash": digest.args[0] if isinstance(digest, partial) else "all",
+        "eviction": "by list" if machine.store.order.by_list else "by score",
+    }
+
+
 PROPERTIES: tuple[Property, ...] = (
     Property(
         "store",
         "After any calls the store holds, finds, evicts, counts and answers what a naive model "
         "does; whoever reads the cache through a block table reads its own prefix.",
-        (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14),
+        tuple(RULES),
         StoreMachine,
         parts={
             "clean": (5, 7, 8, 10, 14),
             "content": (2, 3, 5, 6),
             "counted": (10,),
+            "charged": (11,),
             "told": (4, 12),
             "known": (4,),
             "do_flush": (12,),
+            "do_set_quotas": (9, 11),
+            "do_declare": (3, 9, 11),
+            "do_withdraw": (3, 11, 12),
+            "do_pin": (8, 9, 11),
+            "do_unpin": (8, 11),
             "do_look_up": (1, 2, 3, 6, 13),
-            "admit": (2, 3, 4, 6, 8, 9, 10),
-            "reserve": (5, 9, 10),
+            "admit": (2, 3, 4, 6, 8, 9, 10, 11),
+            "reserve": (5, 9, 10, 11),
             "fork": (5, 9),
             "extend": (9,),
             "run_step": (5,),
         },
+        reach=_settings_of,
     ),
     Property(
         "encoding",
@@ -107,8 +126,8 @@ PROPERTIES: tuple[Property, ...] = (
     ),
     Property(
         "isolation",
-        "Nothing is reused but what the same namespace computed, with any hash function; partial "
-        "copies come from the tenant's own blocks.",
+        "Nothing is reused but what the same namespace computed and what is public, with any hash "
+        "function; partial copies come from the tenant's own blocks.",
         (2, 3, 6),
         Drawn(
             isolation.nobody_reads_anothers,
@@ -116,6 +135,7 @@ PROPERTIES: tuple[Property, ...] = (
                 "capacity": st.integers(1, 30),
                 "block_size": _BLOCK_SIZES,
                 "bits": isolation.BITS,
+                "declared": isolation.DECLARED,
                 "visits": isolation.VISITS,
             },
         ),

@@ -53,6 +53,11 @@ def test_a_sound_store_passes_and_the_report_says_what_ran(
     by_name = {entry["name"]: entry for entry in report["properties"]}
     assert 10 <= by_name["store"]["steps"] <= by_name["store"]["examples"] * 5 <= 50
     assert by_name["index"]["steps"] is None
+    reached = by_name["store"]["reached"]
+    assert len(reached["blocks in the pool"]) > 2
+    assert reached["blocks in the pool"] == sorted(reached["blocks in the pool"])
+    assert set(reached["eviction"]) <= {"by list", "by score"}
+    assert reached["bits of the hash"]
     rules = {rule["rule"]: rule for rule in report["rules"]}
     assert rules.keys() == RULES.keys()
     assert "store" in rules[10]["properties"]
