@@ -198,7 +198,7 @@ class Admin:
         begun = time.perf_counter()
         violations = audit(self.store)
         return AuditReport(
-            violations=violations,
+            violations=tuple(map(str, violations)),
             blocks=self.store.config.capacity_blocks,
             sequences=len(self.store.sequences),
             seconds=time.perf_counter() - begun,

@@ -250,7 +250,7 @@ class EngineCore:
     def _audit(self) -> None:
         violations = audit(self._store)
         if violations:
-            raise AuditFailedError("; ".join(violations))
+            raise AuditFailedError("; ".join(map(str, violations)))
 
     # --- admission -----------------------------------------------------------------------------
 

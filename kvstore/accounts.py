@@ -105,6 +105,16 @@ class Accounts:
         self._check(reserves, blocks)
         self.pool.accounts[self.operator, [ops.RESERVE, ops.CAP]] = blocks
 
+    def granted(self, public: int) -> ops.I64:
+        """Return reserve and cap of each account as quotas say, int64 [accounts - 1, 2].
+
+        public: how many blocks public prefixes have.
+        """
+        rows = np.full((len(self) - 1, 2), public, np.int64)
+        for domain, number in self._by_domain.items():
+            rows[number - 1] = self._terms(self._quotas.get(domain, _DEFAULT))
+        return rows
+
     def limit(self, account: int) -> int:
         """How many blocks an account could have in use if nobody used more than is reserved."""
         rows = self.pool.accounts
@@ -143,10 +153,11 @@ class Accounts:
             self._put(number, self._quotas.get(domain, _DEFAULT))
         return number
 
+    def _terms(self, quota: Quota) -> tuple[int, int]:
+        return self._blocks(quota.reserve), max(1, self._blocks(quota.cap))
+
     def _put(self, number: int, quota: Quota) -> None:
-        row = self.pool.accounts[number]
-        row[ops.RESERVE] = self._blocks(quota.reserve)
-        row[ops.CAP] = max(1, self._blocks(quota.cap))
+        self.pool.accounts[number, [ops.RESERVE, ops.CAP]] = self._terms(quota)
         self.pool.terms[number, victims.WEIGHT] = quota.weight
 
     # --- reports -----------------------------------------------------------------------------

@@ -215,3 +215,35 @@ class MissRatioPoint:
     factor: float
     hit_share: float
     error: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One thing that an audit found wrong.
+
+    blocks: physical blocks whose row or content cannot be trusted by it; what is only linked or
+    counted wrongly is named in the message alone. sequences: open ones that are wrong themselves.
+    """
+
+    message: str
+    blocks: tuple[int, ...] = ()
+    sequences: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the message."""
+        return self.message
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What a repair found, and what it took to go on.
+
+    violations: as the audit put them. quarantined: blocks that are out of service by it, in
+    order. dropped: how many cached blocks are free by it. sequences: open ones that hold what was
+    found wrong, or were wrong themselves; they publish no more, and are to be released.
+    """
+
+    violations: tuple[str, ...] = ()
+    quarantined: tuple[int, ...] = ()
+    dropped: int = 0
+    sequences: tuple[int, ...] = ()

@@ -1,27 +1,39 @@
 """Damage to any number of a store's arrays, and what both halves of an audit must make of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
 from stemkv.kvstore.audit import audit, is_clean
+from stemkv.kvstore.eviction import ScoredOrder
 from stemkv.kvstore.properties.scene import STORES, make_scene
 from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.violations import violations_of
 
-ARRAYS: Mapping[str, Callable[[BlockStore], npt.NDArray[np.generic]]] = {
-    "meta": lambda store: store.pool.meta,
-    "keys": lambda store: store.pool.keys,
-    "tokens": lambda store: store.pool.tokens,
-    "table": lambda store: store.pool.table,
-    "roots": lambda store: store.pool.roots,
-    "accounts": lambda store: store.pool.accounts,
-    "rows": lambda store: store.sequence_arrays.rows,
-    "tables": lambda store: store.sequence_arrays.tables,
-    "history": lambda store: store.sequence_arrays.history,
-}
+Array = npt.NDArray[np.generic]
+
+
+def arrays_of(store: BlockStore) -> Mapping[str, Array]:
+    """Return the arrays that are audited, by name; of floating-point ones the bits as integers."""
+    arrays: dict[str, Array] = {
+        "meta": store.pool.meta,
+        "keys": store.pool.keys,
+        "tokens": store.pool.tokens,
+        "table": store.pool.table,
+        "roots": store.pool.roots,
+        "accounts": store.pool.accounts,
+        "rows": store.sequence_arrays.rows,
+        "tables": store.sequence_arrays.tables,
+        "history": store.sequence_arrays.history,
+    }
+    if isinstance(store.order, ScoredOrder):
+        leaves = store.order._leaves
+        arrays |= {f"heaps' {name}": array for name, array in leaves._asdict().items()}
+        arrays |= {"heaps' score": leaves.score.view(np.int64), "slots": store.order._slots}
+    return arrays
+
 
 _VALUES = st.one_of(
     st.integers(-4, 30),
@@ -30,21 +42,22 @@ _VALUES = st.one_of(
     st.integers(-(2**63), 2**63 - 1),
 )
 
-# Which array, which of its numbers, what is put there, and how: as it is, added, or from elsewhere
-# in the array.
-Harm = tuple[str, int, int, str]
+# Which of the arrays, which of its numbers, what is put there, and how: as it is, added, or from
+# elsewhere in the array.
+Harm = tuple[int, int, int, str]
 
 HARM: st.SearchStrategy[Harm] = st.tuples(
-    st.sampled_from(sorted(ARRAYS)),
+    st.integers(0, 2**8),
     st.integers(0, 2**16),
     _VALUES,
     st.sampled_from(["set", "add", "flip", "copy"]),
 )
 
 
-def damage(store: BlockStore, name: str, place: int, value: int, how: str) -> None:
+def damage(store: BlockStore, which: int, place: int, value: int, how: str) -> None:
     """Change one number of an array to one that its type can hold."""
-    flat = ARRAYS[name](store).reshape(-1)
+    arrays = [*arrays_of(store).values()]
+    flat = arrays[which % len(arrays)].reshape(-1)
     i = place % flat.size
     old = int(flat[i])
     new = {

@@ -1,12 +1,16 @@
 """Faults to plant into a store, each with the words in which an audit must tell of it."""
 
+import re
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
-from stemkv.kvstore import chains, ops
+from stemkv.kvstore import chains, leaf_heaps, ops
 from stemkv.kvstore.audit import audit, is_clean
+from stemkv.kvstore.eviction import ScoredOrder
 from stemkv.kvstore.ids import BlockId
+from stemkv.kvstore.pins import Pin
 from stemkv.kvstore.pool import NO_BLOCKS
 from stemkv.kvstore.properties.scene import (
     ANN,
@@ -15,6 +19,7 @@ from stemkv.kvstore.properties.scene import (
     make_scene,
     open_sequence,
 )
+from stemkv.kvstore.violations import KIND_NAMES
 
 Plant = Callable[[Scene], None]
 
@@ -241,11 +246,11 @@ def _adopt_child(scene: Scene) -> None:
     scene.store.pool.meta[scene.cached[1], ops.FIRST_CHILD] = scene.sibling
 
 
-def _set_row(column: int, value: int) -> Plant:
+def _set_row(column: int, value: int, who: str = "sequence") -> Plant:
     """Set one number of a sequence's row that has no name outside."""
 
     def corrupt(scene: Scene) -> None:
-        scene.store.sequence_arrays.rows[scene.sequence, column] = value
+        scene.store.sequence_arrays.rows[getattr(scene, who), column] = value
 
     return corrupt
 
@@ -278,7 +283,165 @@ def _loop_siblings(scene: Scene) -> None:
     meta[last, ops.PREV_SIBLING] = last
 
 
-FAULTS: Mapping[str, tuple[Plant, str]] = {
+def _put_out_on_list(scene: Scene) -> None:
+    """Put a block that is out of service on the free list."""
+    ops.link_newest(scene.store.pool.meta, ops.FREE_LIST, scene.out)
+
+
+def _index_out(scene: Scene) -> None:
+    """Put a block that is out of service into the index."""
+    pool = scene.store.pool
+    ops.insert_key(pool.table, pool.keys, scene.out)
+
+
+def _put_on_list_of(name: str) -> Plant:
+    """Move a cached block of ann's to another account's list."""
+
+    def corrupt(scene: Scene) -> None:
+        meta = scene.store.pool.meta
+        ops.unlink(meta, scene.cached[1])
+        ops.link_newest(meta, ops.cached_list(_account(scene, name)), scene.cached[1])
+
+    return corrupt
+
+
+def _unlink(block: Callable[[Scene], int]) -> Plant:
+    """Take a block off its list alone."""
+    return lambda scene: ops.unlink(scene.store.pool.meta, block(scene))
+
+
+def _count_root(sequence: str, column: int) -> Plant:
+    """Count a block too many on the root of a sequence."""
+
+    def corrupt(scene: Scene) -> None:
+        root = scene.store.sequences[getattr(scene, sequence)].root
+        scene.store.pool.roots[root.index, column] += 1
+
+    return corrupt
+
+
+def _set_root(sequence: str, column: int, value: int) -> Plant:
+    """Set one number of the row of a sequence's root."""
+
+    def corrupt(scene: Scene) -> None:
+        root = scene.store.sequences[getattr(scene, sequence)].root
+        scene.store.pool.roots[root.index, column] = value
+
+    return corrupt
+
+
+def _add_to_account(name: str, column: int, change: int) -> Plant:
+    """Change one number of an account, "" for the pool's own row."""
+
+    def corrupt(scene: Scene) -> None:
+        number = _account(scene, name) if name else ops.POOL
+        scene.store.pool.accounts[number, column] += change
+
+    return corrupt
+
+
+def _pin(scene: Scene) -> Pin:
+    return next(iter(scene.store.pins))
+
+
+def _keep_child_alone(scene: Scene) -> None:
+    """Let the scene's pin keep the end of its chain only."""
+    pool, parent = scene.store.pool, scene.pinned[0]
+    _pin(scene).blocks = np.array(scene.pinned[1:], np.int32)
+    ops.keep_no_more(pool.meta, pool.roots, pool.accounts, np.array([parent], np.int32))
+
+
+def _keep_nowhere(scene: Scene) -> None:
+    """Let a pin keep a block that there is not."""
+    _pin(scene).blocks = np.array([*scene.pinned, 99], np.int32)
+
+
+def _grow_child_on_tail(scene: Scene) -> None:
+    """Let a tail claim a child."""
+    scene.store.pool.meta[scene.cached[2], ops.FIRST_CHILD] = scene.sibling
+
+
+def _hide_stale_in_index(scene: Scene) -> None:
+    """Move a flushed block's entry to where it will not be removed from."""
+    scene.cached[1] = scene.stale
+    _hide_in_index(scene)
+
+
+def _hold_what_is_out(scene: Scene) -> None:
+    """Let a sequence that publishes hold a block that is out of service."""
+    pool = scene.store.pool
+    own = int(scene.store.table_of(scene.sequence)[2])
+    _put_in_table(2, lambda s: s.out)(scene)
+    ops.free(pool.meta, pool.roots, pool.accounts, own)
+
+
+def _source_nowhere(scene: Scene) -> None:
+    """Let a planned copy come from a block that there is not."""
+    planned = scene.store.copies._planned
+    copy = next(iter(planned.values()))
+    planned[copy.destination] = copy._replace(source=BlockId(99))
+
+
+def _heaps(scene: Scene) -> tuple[ScoredOrder, int]:
+    """Return the order of a store with scores, and the number of bob's account."""
+    order = scene.store.order
+    assert isinstance(order, ScoredOrder)
+    return order, _account(scene, "bob")
+
+
+def _leave_out(scene: Scene) -> None:
+    """Take a leaf out of its heap."""
+    order, bob = _heaps(scene)
+    leaf_heaps.take_out(order._leaves, bob, scene.leaves[0])
+
+
+def _heap_of_another(scene: Scene) -> None:
+    """Put a leaf into the heap of another account."""
+    order, bob = _heaps(scene)
+    leaf_heaps.take_out(order._leaves, bob, scene.leaves[0])
+    leaf_heaps.put(order._leaves, _account(scene, "ann"), scene.leaves[0])
+
+
+def _turn_heap_over(scene: Scene) -> None:
+    """Put the lowest of two leaves below the other."""
+    order, bob = _heaps(scene)
+    leaves = order._leaves
+    for b in scene.leaves:
+        leaf_heaps.take_out(leaves, bob, b)
+    above, below = scene.leaves
+    if leaf_heaps.precedes(leaves, above, below):
+        above, below = below, above
+    rest = int(leaves.top[bob])
+    leaves.top[bob] = above
+    leaves.before[above], leaves.child[above] = leaf_heaps.NONE, below
+    leaves.before[below], leaves.following[below] = above, rest
+    if rest >= 0:
+        leaves.before[rest] = below
+
+
+def _score_of_another(scene: Scene) -> None:
+    """Let two leaves have one row of scores."""
+    order, _ = _heaps(scene)
+    order._slots[scene.leaves[0]] = order._slots[scene.leaves[1]]
+
+
+def _score_of_nothing(scene: Scene) -> None:
+    """Let a leaf have a row of scores that there is not."""
+    _heaps(scene)[0]._slots[scene.leaves[0]] = 10**9
+
+
+class Fault(NamedTuple):
+    """What plants a fault into a scene, and words that one of the violations must have.
+
+    store: of `STORES`, the kind that has room for the fault.
+    """
+
+    plant: Plant
+    words: str
+    store: str = "compiled hash"
+
+
+_FAULTS_AT_HAND: Mapping[str, tuple[Plant, str]] = {
     "reference too many": (
         _change_meta("private", ops.REF, lambda n: n + 1),
         "2 references counted",
@@ -355,15 +518,89 @@ FAULTS: Mapping[str, tuple[Plant, str]] = {
     "copy too long": (_stretch_copy, "5 tokens"),
     "list in a ring": (_loop_list, "free list and on the free list"),
     "siblings in a ring": (_loop_siblings, "disagree"),
+    "kept by a pin too many": (
+        _change_meta("pinned child", ops.KEEP, lambda n: n + 1),
+        "2 pins counted",
+    ),
+    "kept by a pin too few": (
+        _change_meta("pinned child", ops.KEEP, lambda n: n - 1),
+        "0 pins counted",
+    ),
+    "private kept by a pin": (_set_meta("private", ops.KEEP, 1), "1 pins counted"),
+    "a parent kept less": (_keep_child_alone, "kept by more pins than its parent"),
+    "a pin on no chain": (_keep_child_alone, "no chain of its root"),
+    "a pin on nothing": (_keep_nowhere, "no chain of its root"),
+    "private of another root": (_change_root("private"), "charged blocks counted"),
+    "stale of a live root": (_change_root("stale"), "stale blocks counted"),
+    "stale on no list": (_unlink(lambda s: s.stale), "(rule 10)"),
+    "stale astray in the index": (_hide_stale_in_index, "not found under its own key"),
+    "dead root alive": (_set_root("mourner", ops.DEAD, 0), "account and death"),
+    "live root dead": (_set_root("sequence", ops.DEAD, 1), "account and death"),
+    "root of another account": (_set_root("sequence", ops.ACCOUNT, 1), "account and death"),
+    "root of no account": (_set_root("sequence", ops.ACCOUNT, 9), "account 9, which is none"),
+    "root's key": (_set_root("sequence", ops.KEY_LOW, 9), "its key is not what its row has"),
+    "another account's list": (_put_on_list_of("bob"), "in state 2 is on the cached (bob)"),
+    "public blocks too few": (_set_state("entry", 1, "guest"), "1 public blocks"),
+    "public blocks of nobody": (_set_state("entry", 1), "1 public blocks"),
+    "public root": (_set_row(chains.PUBLIC_ROOT, 7, "guest"), "public root 7"),
+    "prompt longer than all": (_set_state("prompt_blocks", 9), "9 blocks of a prompt"),
+    "tail with a child": (_grow_child_on_tail, "not of the tree"),
+    "child of another's root": (_set_meta("cached", ops.PARENT, -(2**31)), "not of the tree"),
+    "out of service on a list": (_put_out_on_list, "in state 4 is on the free list"),
+    "out of service in the index": (_index_out, "not the same set"),
+    "out of service held": (_hold_what_is_out, "which is out of service"),
+    "copy from nowhere": (_source_nowhere, "99, which is no block"),
+    "reserves over the pool": (_add_to_account("ann", ops.RESERVE, 28), "do not fit the pool"),
+    "less reserved than granted": (_add_to_account("ann", ops.RESERVE, -1), "quotas say"),
+    "more allowed than granted": (_add_to_account("bob", ops.CAP, 1), "quotas say"),
 }
-"""Name -> what plants it into a scene, and words that one of the violations must have."""
+
+_ROOT_COUNTS = {ops.CHARGED: "charged", **KIND_NAMES}
+_ACCOUNT_COUNTS = {ops.HELD: "held", **KIND_NAMES}
+_POOL_COUNTS = {ops.FREED: "free", ops.STALE: "stale", ops.OUT: "quarantined", **KIND_NAMES}
+
+_COUNTS = {
+    **{
+        f"root's {name}": (_count_root("sequence", column), f" {name} blocks counted")
+        for column, name in _ROOT_COUNTS.items()
+    },
+    "dead root's charged": (_count_root("mourner", ops.CHARGED), " charged blocks counted"),
+    **{
+        f"account's {name}": (_add_to_account("bob", column, 1), f" {name} blocks counted")
+        for column, name in _ACCOUNT_COUNTS.items()
+    },
+    **{
+        f"pool's {name}": (_add_to_account("", column, -1), f"pool: .* {name} blocks counted")
+        for column, name in _POOL_COUNTS.items()
+    },
+}
+
+_SCORES = {
+    "leaf in no heap": (_leave_out, "no candidate for eviction"),
+    "leaf in another's heap": (_heap_of_another, "stands where it does not belong"),
+    "heap upside down": (_turn_heap_over, "stands where it does not belong"),
+    "score of another": (_score_of_another, "has the score of another"),
+    "score of nothing": (_score_of_nothing, "score is nowhere"),
+}
+
+FAULTS: Mapping[str, Fault] = {
+    **{name: Fault(*fault) for name, fault in {**_FAULTS_AT_HAND, **_COUNTS}.items()},
+    **{name: Fault(*fault, "eviction by score") for name, fault in _SCORES.items()},
+}
+"""All of them, by name."""
+
+
+def scene_with(fault: Fault, kind: str | None = None) -> Scene:
+    """Make a scene with a fault in it, in a store of this kind, or of the fault's own."""
+    scene = make_scene(STORES[kind or fault.store]())
+    fault.plant(scene)
+    return scene
 
 
 def audit_finds_the_fault(fault: str) -> None:
     """Check that both halves of an audit find a planted fault, the second in the words for it."""
-    scene = make_scene(STORES["compiled hash"]())
-    plant, words = FAULTS[fault]
-    plant(scene)
+    scene = scene_with(FAULTS[fault])
     assert not is_clean(scene.store)
     violations = audit(scene.store)
-    assert any(words in violation for violation in violations), violations
+    words = re.compile(FAULTS[fault].words.replace("(", r"\(").replace(")", r"\)"))
+    assert any(words.search(violation.message) for violation in violations), violations

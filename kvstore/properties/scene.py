@@ -19,7 +19,7 @@ from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.values import Admission
 from stemkv.policies.eviction import EvictionPolicy
 
-CAPACITY_BLOCKS = 28
+CAPACITY_BLOCKS = 30
 _SECRET = b"a secret of scenes"
 ANN, BOB = (Namespace(name, domain_of(_SECRET, tenant=name)) for name in ("ann", "bob"))
 _SALTED = replace(BOB, salt="salt")
@@ -55,7 +55,8 @@ class Scene:
     sequence; its first two blocks are cached[0] and sibling. leader: one in the middle of its
     prompt. waiting: one with a planned copy. pinned: a chain of two blocks that a pin keeps.
     guest: a sequence whose first two blocks are public. stale: a flushed block that nothing holds.
-    mourner: a sequence that holds flushed blocks. out: a block that is out of service.
+    mourner: a sequence that holds flushed blocks. leaves: two chains of one block of bob's that
+    nothing holds. out: a block that is out of service.
     """
 
     store: BlockStore
@@ -69,6 +70,7 @@ class Scene:
     guest: SequenceId
     stale: int
     mourner: SequenceId
+    leaves: list[int]
     out: int
 
 
@@ -91,6 +93,7 @@ def make_scene(store: BlockStore) -> Scene:
     leader = open_sequence(store, range(40, 52), BOB)
     store.commit(leader, 4)
     _cache(store, range(80, 88), BOB)
+    leaves = [_cache(store, range(n, n + 4), BOB)[0] for n in (400, 500)]
     waiting = open_sequence(store, [*range(80, 86), 99], BOB)
     assert len(store.copies.open()) == 1
     # Last of all, since the next step sweeps what is stale.
@@ -107,6 +110,7 @@ def make_scene(store: BlockStore) -> Scene:
         guest=guest,
         stale=flushed[1],
         mourner=mourner,
+        leaves=leaves,
         out=_put_out_of_service(store),
     )
     counts = store.pool_counts()
