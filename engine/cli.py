@@ -13,10 +13,11 @@ import typer
 import stemkv
 from stemkv.engine.cli_audit import audit
 from stemkv.engine.cli_cache import app as cache_app
+from stemkv.engine.cli_groups import grouped
 from stemkv.engine.cli_model import app as model_app
 from stemkv.engine.cli_requests import request, requests
 from stemkv.engine.cli_serve import serve
-from stemkv.engine.cli_service import ServiceCallError, grouped
+from stemkv.engine.cli_service import ServiceCallError
 from stemkv.engine.cli_simulate import SimulateError, simulate_trace
 from stemkv.engine.cli_tenant import app as tenant_app
 from stemkv.engine.client import EngineUnavailable

@@ -7,7 +7,8 @@ import typer
 
 from stemkv.engine.cli_cache_keep import pin, pins, public_app, unpin
 from stemkv.engine.cli_cache_watch import accounts, curves, watch
-from stemkv.engine.cli_service import At, PromptIn, Space, given, grouped
+from stemkv.engine.cli_groups import grouped
+from stemkv.engine.cli_service import At, PromptIn, Space, given
 from stemkv.engine.cli_tables import pairs, records, show
 
 app = typer.Typer(no_args_is_help=True, help="Ask a running service about its cache; flush it.")

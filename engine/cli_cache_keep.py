@@ -1,13 +1,15 @@
 """`stemkv cache public`, `pin`, `unpin` and `pins`: what is kept on purpose."""
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
-from stemkv.engine.cli_service import Adapter, At, PromptIn, Space, grouped, read_json
+from stemkv.engine.cli_groups import grouped
+from stemkv.engine.cli_service import Adapter, At, PromptIn, Space, read_json
 from stemkv.engine.cli_tables import records, show
 
 public_app = typer.Typer(no_args_is_help=True, help="Prefixes that all tenants share.")
@@ -63,30 +65,25 @@ def remove_public(name: Annotated[str, typer.Argument(help="Its name.")], at: At
         typer.echo(f"{name} is public no more{state}")
 
 
-def pin(
-    at: At,
-    prompt_in: PromptIn,
-    space: Space,
-    seconds: Annotated[float, typer.Option(help="How long to keep it.")],
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How long a pin is kept, and what of it."""
+
+    seconds: Annotated[float, typer.Option(help="How long to keep it.")]
     max_blocks: Annotated[
         int | None, typer.Option(help="At most so many, from the start of the prompt.")
-    ] = None,
+    ] = None
     priority: Annotated[
         float, typer.Option(help="0 to 1; of pins that must give way the lowest goes first.")
-    ] = 1.0,
+    ] = 1.0
     half_life_seconds: Annotated[
         float | None, typer.Option(help="The priority halves in this time.")
-    ] = None,
-) -> None:
+    ] = None
+
+
+def pin(at: At, prompt_in: PromptIn, space: Space, terms: Terms) -> None:
     """Keep what is cached of a prompt in the cache; exit status 1 if nothing of it is."""
-    body = {
-        **prompt_in.fields,
-        **space.fields,
-        "seconds": seconds,
-        "max_blocks": max_blocks,
-        "priority": priority,
-        "half_life_seconds": half_life_seconds,
-    }
+    body = {**prompt_in.fields, **space.fields, **asdict(terms)}
     reply = at.ask("POST", "pins", body=body)
     if not at.printed(reply):
         if reply["kept"]:

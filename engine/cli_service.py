@@ -1,16 +1,14 @@
 """How the command line asks a running service: the call itself, and the options of those who do.
 
-Options that stand together are one dataclass each; `grouped` lets a command take it whole.
+Options that stand together are one dataclass each: see `grouped`.
 """
 
-import inspect
 import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from functools import wraps
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import httpx
 import typer
@@ -100,39 +98,6 @@ class PromptIn:
         raise ConfigError(
             "prompt: is missing; give --prompt TEXT, --messages FILE or --token-ids FILE"
         )
-
-
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command take dataclasses of options: each field becomes an option of its own."""
-    groups: dict[str, type[Any]] = {}
-    parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(command).parameters.values():
-        kind = parameter.annotation
-        if not is_dataclass(kind):
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        assert isinstance(kind, type)
-        groups[parameter.name] = kind
-        hints = get_type_hints(kind, include_extras=True)
-        parameters += [
-            inspect.Parameter(
-                each.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=each.default,
-                annotation=hints[each.name],
-            )
-            for each in fields(kind)
-        ]
-
-    @wraps(command)
-    def with_options(**values: Any) -> None:
-        for name, kind in groups.items():
-            values[name] = kind(**{each.name: values.pop(each.name) for each in fields(kind)})
-        command(**values)
-
-    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_options.__annotations__ = {each.name: each.annotation for each in parameters}
-    return with_options
 
 
 def call(
