@@ -244,6 +244,7 @@ async def test_nothing_is_asked_of_an_engine_that_is_away(kept: Kept) -> None:
     kept.api.engine.ready = False
     await kept.orders.sync()
     assert kept.api.engine.admin_calls == []
+    assert kept.orders.problems == {}
     kept.api.engine.ready = True
     await kept.orders.sync()
     assert [type(call) for call in kept.api.engine.admin_calls] == [SetQuotas]
