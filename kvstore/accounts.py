@@ -115,6 +115,10 @@ class Accounts:
             rows[number - 1] = self._terms(self._quotas.get(domain, _DEFAULT))
         return rows
 
+    def restore(self, public: int) -> None:
+        """Put into the pool's rows what quotas say; public: blocks of public prefixes."""
+        self.pool.accounts[1:, [ops.RESERVE, ops.CAP]] = self.granted(public)
+
     def limit(self, account: int) -> int:
         """How many blocks an account could have in use if nobody used more than is reserved."""
         rows = self.pool.accounts

@@ -26,7 +26,7 @@ from stemkv.kvstore.ops import (
     Int,
     drop,
     enter,
-    find_key,
+    find_live,
     first_child,
     hold,
     insert_key,
@@ -114,7 +114,7 @@ def find_twin(
     high: np.uint64,
 ) -> Int:
     """Return the published block under this key if it is the same, COLLISION if it is another."""
-    b = find_key(table, keys, meta, roots, low, high)
+    b = find_live(table, keys, meta, roots, low, high)
     if b < 0:
         return NONE
     if matches(tokens, meta, b, parent, prompt, offset):

@@ -76,10 +76,12 @@ class Finder:
         start = way.entry * self.block_size
         public = self._below(way.public, prompt[:start], self.owners.find(OPERATOR))
         if len(public.match.blocks) < way.entry:
-            return Found(public.match._replace(unheld=0), public.parent)
+            match = public.match
+            return Found(match._replace(unheld=0, unheld_public=match.unheld), public.parent)
         match, parent = self._below(way.root, prompt[start:], self.owners.find(tenant))
         blocks = np.concatenate([public.match.blocks, match.blocks])
-        return Found(match._replace(blocks=blocks), parent)
+        found = match._replace(blocks=blocks, unheld_public=public.match.unheld)
+        return Found(found, parent)
 
     def keys(self, namespace: Namespace, prompt: Tokens) -> list[BlockKey]:
         """Return the keys that a prompt's full blocks have, cached or not."""

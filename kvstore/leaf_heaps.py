@@ -19,6 +19,7 @@ from stemkv.kvstore.ops import (
     I64,
     KEEP,
     NONE,
+    OPERATOR,
     PARENT,
     PIN,
     PUBLISHED,
@@ -216,7 +217,7 @@ def clear_top(meta: I32, roots: I64, leaves: Leaves, account: Int, aside: I32, n
 def lowest(accounts: I64, leaves: Leaves, floors: I64) -> Int:
     """Find whose leaf goes next; accounts at their floors are left out. NONE if there is none."""
     best: Int = NONE
-    for a in range(1, accounts.shape[0]):
+    for a in range(OPERATOR + 1, accounts.shape[0]):
         if leaves.top[a] < 0 or accounts[a, HELD] <= floors[a]:
             continue
         if best == NONE or precedes(leaves, leaves.top[a], leaves.top[best]):

@@ -17,13 +17,15 @@ from stemkv.kvstore.xxh3 import MAX_WORDS, MIN_WORDS
 class Match(NamedTuple):
     """What of a prompt is there: leading full blocks, then `partial_tokens` of block `partial`.
 
-    unheld: how many of the blocks nothing holds that the prompt's own account is charged with.
+    unheld: how many of the blocks nothing holds that the prompt's own account is charged with;
+    unheld_public: and of those that the operator is charged with.
     """
 
     blocks: I32
     partial: int = NONE
     partial_tokens: int = 0
     unheld: int = 0
+    unheld_public: int = 0
 
 
 NO_MATCH = Match(NO_BLOCKS)

@@ -58,9 +58,11 @@ ROOT_COLUMNS = 9
 # More columns of accounts: HELD, blocks charged to it, in use or not; its quota in blocks.
 HELD, RESERVE, CAP = 3, 4, 5
 
+# Rows of accounts. The operator's blocks are public, and never evicted; tenants' rows follow.
 # More columns of the pool's row. STALE: flushed, not yet free again. OUT: quarantined. NOW: how
 # often blocks were let go.
 POOL = 0
+OPERATOR = 1
 FREED, STALE, OUT, NOW = 3, 4, 5, 6
 ACCOUNT_COLUMNS = 7
 
@@ -326,17 +328,36 @@ def block_of(entry: np.int64) -> np.int64:
 
 
 @compiled
-def find_key(table: I64, keys: U64, meta: I32, roots: I64, low: np.uint64, high: np.uint64) -> Int:
-    """Return the block of a live root that is published under a key, NONE without."""
+def next_match(table: I64, keys: U64, low: np.uint64, high: np.uint64, i: np.int64) -> np.int64:
+    """Return the next place, from i on, of an entry with this key; NONE without."""
     mask = np.int64(table.shape[0] - 1)
     tag = tag_of(low)
-    i = tag & mask
     while table[i] >= 0:
         if table[i] >> 32 == tag:
             b = block_of(table[i])
-            if keys[b, 0] == low and keys[b, 1] == high and roots[meta[b, ROOT], DEAD] == 0:
-                return b
+            if keys[b, 0] == low and keys[b, 1] == high:
+                return i
         i = (i + 1) & mask
+    return np.int64(NONE)
+
+
+@compiled
+def find_key(table: I64, keys: U64, low: np.uint64, high: np.uint64) -> Int:
+    """Return the first block that is entered under a key, NONE without."""
+    i = next_match(table, keys, low, high, tag_of(low) & np.int64(table.shape[0] - 1))
+    return NONE if i < 0 else block_of(table[i])
+
+
+@compiled
+def find_live(table: I64, keys: U64, meta: I32, roots: I64, low: np.uint64, high: np.uint64) -> Int:
+    """Return the block of a live root that is published under a key, NONE without."""
+    mask = np.int64(table.shape[0] - 1)
+    i = next_match(table, keys, low, high, tag_of(low) & mask)
+    while i >= 0:
+        b = block_of(table[i])
+        if roots[meta[b, ROOT], DEAD] == 0:
+            return b
+        i = next_match(table, keys, low, high, (i + 1) & mask)
     return NONE
 
 

@@ -141,6 +141,12 @@ class Pins:
                 if not len(pin.blocks):
                     del self._pins[pin.number]
 
+    def shorten(self, pin: Pin, blocks: int) -> None:
+        """Let a pin keep only so many blocks, none to end it; counts are left as they are."""
+        pin.blocks = pin.blocks[:blocks]
+        if not blocks:
+            del self._pins[pin.number]
+
     def describe(self, pin: Pin) -> PinInfo:
         """Return what an operator sees of a pin."""
         now = self.clock()

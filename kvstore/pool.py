@@ -79,7 +79,8 @@ class Pool:
         self.tokens = np.zeros((n, self.block_size), np.int32)
         self.keys = np.zeros((n, 2), np.uint64)
         self.table = np.full(1 << max(4, (2 * n - 1).bit_length()), NONE, np.int64)
-        self.roots = np.zeros((0, ops.ROOT_COLUMNS), np.int64)
+        self.roots = np.zeros((16, ops.ROOT_COLUMNS), np.int64)
+        self.roots[:, ops.HEAD] = NONE
         self.accounts = np.zeros((1, ops.ACCOUNT_COLUMNS), np.int64)
         self.terms = np.zeros((1, 2))
         self.lost = np.zeros(1, np.int64)
@@ -113,6 +114,14 @@ class Pool:
         room, whole = victims.available(self.accounts, self.capacity, account)
         return int(room), int(whole)
 
+    def beyond_reserve(self, account: int, more: int) -> int:
+        """How far beyond its reserve an account's use would grow by so many blocks."""
+        used, reserve = (
+            int(victims.in_use(self.accounts, account)),
+            self.accounts[account, ops.RESERVE],
+        )
+        return int(max(used + more, reserve) - max(used, reserve))
+
     def unheld(self, blocks: I32, account: int) -> int:
         """How many of these blocks nothing holds: adopting them takes from what is available."""
         return int(ops.count_unheld(self.meta, self.roots, blocks, account))
@@ -129,9 +138,8 @@ class Pool:
         """Say of each block whether it is published or a tail, and not flushed; bool [capacity]."""
         rows = self.meta[: self.capacity]
         in_tree = np.isin(rows[:, STATE], (ops.PUBLISHED, ops.TAIL))
-        if not len(self.roots):
-            return in_tree
-        return np.asarray(in_tree & (self.roots[rows[:, ops.ROOT], ops.DEAD] == 0))
+        roots = np.where(in_tree, rows[:, ops.ROOT], 0)
+        return np.asarray(in_tree & (self.roots[roots, ops.DEAD] == 0))
 
     def key(self, block: int) -> BlockKey:
         """Return the key of a published block."""
@@ -422,7 +430,7 @@ class Pool:
     def set_root(self, root: int, key: BlockKey, account: int) -> None:
         """Let the root of this index be alive, hashed with this key, its blocks an account's."""
         while root >= len(self.roots):
-            grown = np.zeros((max(16, 2 * len(self.roots)), ops.ROOT_COLUMNS), np.int64)
+            grown = np.zeros((2 * len(self.roots), ops.ROOT_COLUMNS), np.int64)
             grown[:, ops.HEAD] = NONE
             grown[: len(self.roots)] = self.roots
             self.roots = grown

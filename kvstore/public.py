@@ -26,13 +26,12 @@ Adapter = tuple[str, bytes]
 class _Node:
     """One public block, by its tokens below its parent. ends: whether a declared prefix ends here.
 
-    key: as of `generation` of the roots.
+    key: as of the present generation; of the top, that of the root.
     """
 
+    key: BlockKey
     below: "dict[bytes, _Node]" = field(default_factory=dict)
     ends: bool = False
-    key: BlockKey | None = None
-    generation: int = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,20 +56,14 @@ class Publics:
         node = self._tops.get((namespace.adapter, namespace.adapter_digest))
         if node is None:
             return 0, b""
-        size, depth, data = self.block_size, 0, b""
+        size, depth = self.block_size, 0
         while depth < len(prompt) // size:
             block = as_bytes(prompt[depth * size : (depth + 1) * size])
             following = node.below.get(block)
             if following is None:
                 break
-            node, data, depth = following, data + block, depth + 1
-        if not depth:
-            return 0, b""
-        if node.key is None or node.generation != self.roots.generation:
-            space = self.namespace(namespace.adapter, namespace.adapter_digest)
-            node.key = chain(self.matcher.digest, self.roots.key_of(space), data, size)[-1]
-            node.generation = self.roots.generation
-        return depth, node.key
+            node, depth = following, depth + 1
+        return (depth, node.key) if depth else (0, b"")
 
     def keys(self, space: Namespace, prompt: Tokens) -> list[BlockKey]:
         """Return the keys that a public namespace's full blocks have."""
@@ -87,11 +80,30 @@ class Publics:
 
     def add(self, namespace: Namespace, prompt: Tokens) -> None:
         """Declare a prefix; it must fill a block."""
-        size = self.block_size
-        node = self._tops.setdefault((namespace.adapter, namespace.adapter_digest), _Node())
+        size, adapter = self.block_size, (namespace.adapter, namespace.adapter_digest)
+        if adapter not in self._tops:
+            self._tops[adapter] = _Node(self.roots.key_of(self.namespace(*adapter)))
+        node = self._tops[adapter]
         for start in range(0, len(prompt) - size + 1, size):
-            node = node.below.setdefault(as_bytes(prompt[start : start + size]), _Node())
+            block = as_bytes(prompt[start : start + size])
+            if block not in node.below:
+                node.below[block] = _Node(self._key(node, block))
+            node = node.below[block]
         node.ends = True
+
+    def renew(self) -> None:
+        """Have the keys of the present generation, after a flush."""
+        for adapter, top in self._tops.items():
+            top.key = self.roots.key_of(self.namespace(*adapter))
+            stack = [top]
+            while stack:
+                node = stack.pop()
+                for block, below in node.below.items():
+                    below.key = self._key(node, block)
+                    stack.append(below)
+
+    def _key(self, above: _Node, block: bytes) -> BlockKey:
+        return self.matcher.hash(above.key + block)
 
     def remove(self, adapter: Adapter, prompt: Tokens) -> int:
         """Withdraw a declared prefix; say how many of its leading blocks others still need."""

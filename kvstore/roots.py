@@ -66,16 +66,12 @@ class Root:
 
 @dataclass(slots=True, eq=False)
 class Roots:
-    """All roots; the pool knows what hangs on each of them.
-
-    generation: counts flushes, after each of which keys of roots may be others.
-    """
+    """All roots; the pool knows what hangs on them. dead: those that still have a number."""
 
     config: StoreConfig
     nonces: dict[str, bytes]
     pool: Pool
     accounts: Accounts
-    generation: int = 0
     dead: list[Root] = field(default_factory=list)
     _by_identity: dict[Identity, Root] = field(default_factory=dict)
     _slots: list[Root | None] = field(default_factory=list)
@@ -153,7 +149,6 @@ class Roots:
         scope = scope_of(flush)
         assert scope is not None
         self.nonces[scope] = flush.nonce
-        self.generation += 1
         return [root for root in self._by_identity.values() if _concerns(flush, root.identity)]
 
     def kill(self, dying: Iterable[Root], now: float) -> list[int]:

@@ -15,10 +15,9 @@ from stemkv.kvstore.ops import (
     ROOT,
     STATE,
     U64,
-    block_of,
     delete_key,
+    find_key,
     insert_key,
-    tag_of,
 )
 from stemkv.policies.eviction.protocol import AGAIN, FIRST
 
@@ -92,7 +91,7 @@ def recall(keyed: Keyed, wanted: U64, slots: I32, events: I32) -> None:
     """
     keys, table, links = keyed.keys, keyed.table, keyed.links
     for i in range(wanted.shape[0]):
-        slot = find_slot(keyed, wanted[i, 0], wanted[i, 1])
+        slot = find_key(table, keys, wanted[i, 0], wanted[i, 1])
         events[i] = AGAIN
         if slot < 0:
             events[i] = FIRST
@@ -200,21 +199,6 @@ def leading_live(meta: I32, roots: I64, blocks: I32) -> int:
             break
         n += 1
     return n
-
-
-@compiled
-def find_slot(keyed: Keyed, low: np.uint64, high: np.uint64) -> int:
-    """Return the slot of a key, NONE without; as `ops.find_key`, where nothing is ever dead."""
-    mask = np.int64(keyed.table.shape[0] - 1)
-    tag = tag_of(low)
-    i = tag & mask
-    while keyed.table[i] >= 0:
-        if keyed.table[i] >> 32 == tag:
-            slot = block_of(keyed.table[i])
-            if keyed.keys[slot, 0] == low and keyed.keys[slot, 1] == high:
-                return int(slot)
-        i = (i + 1) & mask
-    return NONE
 
 
 @compiled

@@ -355,10 +355,10 @@ class BlockStore:
         if self.copies.planned:
             self.copies.cancel(b for b in blocks.tolist() if self.pool.references(b) == 1)
         if self.order.watches:
-            published = blocks[: state.published]
-            self.order.use(published, state.prompt_blocks)
+            # A fork may have published more of them than this sequence has.
+            self.order.use(blocks, state.prompt_blocks)
             self.pool.dereference(blocks)
-            self.order.let_go(published)
+            self.order.let_go(blocks)
         else:
             self.pool.dereference(blocks)
         if self.curves is not None:
@@ -413,7 +413,9 @@ class BlockStore:
 
     def flush(self, flush: Flush) -> FlushReport:
         """Carry a flush out; sequences that hold flushed blocks keep them, and publish no more."""
-        return self._flusher.flush(flush)
+        report = self._flusher.flush(flush)
+        self.publics.renew()
+        return report
 
     def reclaim(self) -> None:
         """Do some of what may be put off: free flushed blocks, end pins whose time is over."""
@@ -516,12 +518,16 @@ class BlockStore:
         """Check that a match can be adopted and the rest taken; give the copy up if it cannot."""
         if not needed:
             return match, None
+        own, public = match.unheld, match.unheld_public
         if match.partial >= 0:
-            source = self.pool.unheld(np.array([match.partial], np.int32), account)
-            if self._allocator.shortage(needed, account, match.unheld + source) is None:
+            source = np.array([match.partial], np.int32)
+            own += self.pool.unheld(source, account)
+            public += self.pool.unheld(source, ops.OPERATOR)
+            if self._allocator.shortage(needed, account, own, public) is None:
                 return match, None
             match = match._replace(partial=ops.NONE, partial_tokens=0)
-        return match, self._allocator.shortage(needed, account, match.unheld)
+        own, public = match.unheld, match.unheld_public
+        return match, self._allocator.shortage(needed, account, own, public)
 
     def _count_lookup(self, owner: int, tokens: int, match: Match) -> None:
         full, partial = len(match.blocks) * self.config.block_size, match.partial_tokens

@@ -27,6 +27,7 @@ from stemkv.kvstore.ops import (
     NEXT,
     NONE,
     NOW,
+    OPERATOR,
     OUT,
     OWNER,
     PARENT,
@@ -128,7 +129,7 @@ def oldest(meta: I32, accounts: I64, floors: I64, kind: Int) -> tuple[Int, Int]:
     Accounts at their floors are left out. NONE where there is none; ages count lettings-go.
     """
     best, first, second = NONE, NONE, NONE
-    for a in range(1, accounts.shape[0]):
+    for a in range(OPERATOR + 1, accounts.shape[0]):
         if accounts[a, kind] > 0 and accounts[a, HELD] > floors[a]:
             head = -1 - (cached_list(a) if kind == CACHED else tail_list(a))
             age = (accounts[POOL, NOW] - meta[meta[head, NEXT], STAMP]) & _LOW_31
@@ -186,16 +187,18 @@ def evict_oldest(
         if a == NONE:
             break
         head = -1 - (cached_list(a) if kind == CACHED else tail_list(a))
-        while n < out.shape[0] and accounts[a, kind] > 0 and accounts[a, HELD] > floors[a]:
+        age = second + 1
+        while age > second:
             b = meta[head, NEXT]
-            if ((accounts[POOL, NOW] - meta[b, STAMP]) & _LOW_31) < second:
-                break
             remove(meta, roots, accounts, table, keys, evicted, lost, b)
             if kind == CACHED:
                 departed[left] = b
                 left += 1
             out[n] = b
             n += 1
+            if n == out.shape[0] or accounts[a, kind] == 0 or accounts[a, HELD] <= floors[a]:
+                break
+            age = (accounts[POOL, NOW] - meta[meta[head, NEXT], STAMP]) & _LOW_31
     return n, left
 
 
@@ -255,7 +258,7 @@ def evict_by_age(
 def obtainable(accounts: I64, asking: Int) -> Int:
     """How many blocks eviction can get for an account, as long as no pin gives way."""
     n = 0
-    for a in range(1, accounts.shape[0]):
+    for a in range(OPERATOR + 1, accounts.shape[0]):
         idle = accounts[a, CACHED] + accounts[a, TAILS]
         n += idle if a == asking else min(idle, max(0, accounts[a, HELD] - accounts[a, RESERVE]))
     return n

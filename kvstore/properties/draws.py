@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from stemkv.kvstore.flush import FlushKind
 from stemkv.kvstore.namespace import Namespace, domain_of
 from stemkv.kvstore.properties.model import Tokens
+from stemkv.kvstore.quotas import Quota
 
 SECRET = b"0123456789abcdef"
 MAX_TOKENS = 26
@@ -17,11 +18,11 @@ A, B = (domain_of(SECRET, tenant=name) for name in "ab")
 NAMESPACES = (
     Namespace("a", A),
     Namespace("b", B),
-    Namespace("c", GROUP),
-    Namespace("d", GROUP),
+    Namespace("c", GROUP, group="g"),
+    Namespace("d", GROUP, group="g"),
     Namespace("a", A, salt="s"),
     Namespace("a", A, adapter="x", adapter_digest=b"1"),
-    Namespace("d", GROUP, adapter="x", adapter_digest=b"1", salt="s"),
+    Namespace("d", GROUP, adapter="x", adapter_digest=b"1", salt="s", group="g"),
 )
 
 
@@ -45,6 +46,18 @@ cuts_ = st.sampled_from([0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16])
 shares_ = st.lists(st.sampled_from([3, 3, 3, 2, 1, 0]), min_size=6, max_size=6)
 seldom_ = st.sampled_from([False] * 7 + [True])
 
+
+@st.composite
+def quotas(draw: st.DrawFn) -> Quota:
+    """Draw a quota, often with a reserve of a third or less, so that several fit the pool."""
+    reserve = draw(st.sampled_from([0.0, 0.0, 0.1, 0.25, 0.34, 0.5, 1.0]))
+    cap = draw(st.sampled_from([1.0, 1.0, 0.75, 0.5, 0.34]))
+    weight = draw(st.sampled_from([1.0, 1.0, 0.5, 3.0]))
+    return Quota(min(reserve, cap), cap, weight, draw(st.sampled_from([0.25, 0.5, 1.0])))
+
+
+quotas_ = quotas()
+
 # One rule with weights of our own: hypothesis would spend as much on a flush as on a prompt.
 ACTIONS = {
     "serve": 8,
@@ -57,6 +70,11 @@ ACTIONS = {
     "fork": 1,
     "flush": 2,
     "cut_off": 1,
+    "set_quotas": 1,
+    "declare": 1,
+    "withdraw": 1,
+    "pin": 1,
+    "unpin": 1,
 }
 
 
@@ -77,6 +95,10 @@ class Draw:
     runs: bool
     stays_cut_off: bool
     kind: FlushKind
+    waits: bool
+    quotas: dict[bytes, Quota]
+    seconds: float
+    priority: float
 
 
 draws_ = st.builds(
@@ -94,4 +116,8 @@ draws_ = st.builds(
     runs=st.booleans(),
     stays_cut_off=seldom_,
     kind=st.sampled_from([*[FlushKind.PREFIX] * 5, *FlushKind]),
+    waits=seldom_,
+    quotas=st.dictionaries(st.sampled_from([A, B, GROUP]), quotas_, max_size=3),
+    seconds=st.sampled_from([5.0, 30.0, 1000.0]),
+    priority=st.sampled_from([1.0, 0.5, 0.0]),
 )

@@ -4,23 +4,58 @@ A block here is an object without a number; the pool is a count. Whatever the st
 open (which physical block is taken) is not modelled; all else is, eviction order included.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.flush import Flush, FlushKind
 from stemkv.kvstore.namespace import Namespace
+from stemkv.kvstore.pins import PinTerms
 from stemkv.kvstore.properties.eviction_model import EvictionModel
+from stemkv.kvstore.properties.shares import Shares
+from stemkv.kvstore.quotas import OPERATOR
+from stemkv.kvstore.roots import PUBLIC
 
 Tokens = tuple[int, ...]
-RootName = tuple[tuple[bytes, str, bytes, str], tuple[int, ...]]
-"""A namespace without its tenant, and how often each scope that concerns it was flushed."""
+
+
+class RootName(NamedTuple):
+    """A namespace without its tenant, and how often each scope that concerns it was flushed.
+
+    above: the public tokens after which a chain enters the namespace.
+    """
+
+    identity: tuple[bytes, str, bytes, str]
+    flushes: tuple[int, ...]
+    above: Tokens = ()
+
+
+class Chain(NamedTuple):
+    """Where a prompt's chain goes: `entry` blocks below `public`, the rest below `root`."""
+
+    root: RootName
+    public: RootName | None = None
+    entry: int = 0
+
+    def root_of(self, index: int) -> RootName:
+        """Return the root that the block of this index hangs on."""
+        if index >= self.entry:
+            return self.root
+        assert self.public is not None
+        return self.public
 
 
 @dataclass(eq=False)
 class Block:
-    """One block that is not free. parent: a block, or the name of a root."""
+    """One block that is not free. parent: a block, or the name of a root.
 
+    account: domain of who is charged. kept: pins. stamp: number of the letting-go that it is idle
+    since.
+    """
+
+    account: bytes
     state: str = "private"
     references: int = 1
     pins: int = 0
@@ -29,13 +64,15 @@ class Block:
     owner: str = ""
     key: bytes = b""
     used: int = 0
+    kept: int = 0
+    stamp: int = 0
 
 
 @dataclass(eq=False)
 class Sequence:
     """One open sequence."""
 
-    root: RootName
+    chain: Chain
     namespace: Namespace
     tokens: Tokens
     blocks: list[Block]
@@ -55,6 +92,17 @@ class Counts:
     full: int = 0
     partial: int = 0
     evicted: int = 0
+
+
+@dataclass(eq=False)
+class Pin:
+    """A chain's blocks that are kept until a time (seconds)."""
+
+    number: int
+    account: bytes
+    blocks: list[Block]
+    ends: float
+    priority: float
 
 
 @dataclass(frozen=True)
@@ -83,8 +131,18 @@ class StoreModel:
     copies: dict[int, tuple[Block, Block, int]] = field(default_factory=dict)
     counts: dict[str, Counts] = field(default_factory=dict)
     flushes: dict[tuple[object, ...], int] = field(default_factory=dict)
+    declared: list[tuple[tuple[str, bytes], Tokens]] = field(default_factory=list)
+    pins: list[Pin] = field(default_factory=list)
+    shares: Shares = field(init=False)
+    now: float = 0.0
     evicted: int = 0
     uses: int = 0
+    lettings: int = 0
+    pinnings: int = 0
+
+    def __post_init__(self) -> None:
+        """Open the accounts."""
+        self.shares = Shares(self.config.capacity_blocks)
 
     # --- looking ---
 
@@ -94,9 +152,44 @@ class StoreModel:
         return self.config.capacity_blocks - len(self.live)
 
     @property
-    def available(self) -> int:
-        """How many blocks could be taken."""
-        return self.free + len(self.cached) + len(self.tails)
+    def in_use(self) -> Counter[bytes]:
+        """How many blocks of each account something holds."""
+        return Counter(b.account for b in self.live if not _idle(b))
+
+    @property
+    def held(self) -> Counter[bytes]:
+        """How many blocks each account is charged with."""
+        return Counter(b.account for b in self.live)
+
+    @property
+    def listed(self) -> Counter[bytes]:
+        """How many blocks of each account could be evicted, but for quotas."""
+        return Counter(b.account for b in (*self.cached, *self.tails))
+
+    def available(self, account: bytes) -> tuple[int, int]:
+        """How many blocks an account could be given, and how many if there were no quotas."""
+        return self.shares.available(account, self.in_use)
+
+    def shortage(
+        self, account: bytes, needed: int, adopted: list[Block]
+    ) -> tuple[object, ...] | None:
+        """Say what is missing, if anything is, when these blocks are held besides."""
+        room, whole = self.available(account)
+        idle = [b.account for b in adopted if _idle(b)]
+        public, own = idle.count(PUBLIC), idle.count(account)
+        used, reserve = self.in_use[PUBLIC], self.shares.reserve(PUBLIC)
+        room -= max(used + public, reserve) - max(used, reserve)
+        whole -= public
+        return self._missing(needed, own, room, whole)
+
+    def _missing(
+        self, needed: int, adopted: int, room: int, whole: int
+    ) -> tuple[object, ...] | None:
+        if needed + adopted <= room:
+            return None
+        if needed + adopted <= whole:
+            return ("shortage", "quota", needed, max(0, room - adopted))
+        return ("shortage", "blocks", needed, max(0, whole - adopted))
 
     def root_of(self, ns: Namespace) -> RootName:
         """Name the root of a namespace in its present generation."""
@@ -106,10 +199,27 @@ class StoreModel:
             ("adapter", ns.adapter),
         ]
         scopes.append(("salt", ns.domain, ns.salt))
-        return (
+        return RootName(
             (ns.domain, ns.adapter, ns.adapter_digest, ns.salt),
             tuple(self.flushes.get(scope, 0) for scope in scopes),
         )
+
+    def chain_of(self, ns: Namespace, prompt: Tokens) -> Chain:
+        """Say where a prompt's chain goes."""
+        size, adapter = self.config.block_size, (ns.adapter, ns.adapter_digest)
+        entry = max(
+            (
+                min(_common(prompt, p) // size, len(p) // size)
+                for a, p in self.declared
+                if a == adapter
+            ),
+            default=0,
+        )
+        root = self.root_of(ns)
+        if not entry:
+            return Chain(root)
+        public = self.root_of(Namespace("", PUBLIC, *adapter))
+        return Chain(root._replace(above=prompt[: entry * size]), public, entry)
 
     def children(self, parent: "Block | RootName | None") -> list[Block]:
         """List the children of a parent, the most recently used first."""
@@ -127,9 +237,12 @@ class StoreModel:
             return Match([])
         size = self.config.block_size
         blocks: list[Block] = []
-        parent: Block | RootName = self.root_of(ns)
+        chain = self.chain_of(ns, prompt)
+        parent: Block | RootName = chain.root_of(0)
         while True:
             at = len(blocks) * size
+            if len(blocks) == chain.entry:
+                parent = chain.root
             wanted = prompt[at : at + size]
             same = [
                 b
@@ -146,7 +259,9 @@ class StoreModel:
         leader = None
         if len(wanted) == size:
             leader = self.leader(parent, wanted)
-        partial, n = self.best_partial(parent, prompt[at:], ns.tenant)
+        public = len(blocks) < chain.entry
+        owner, end = (OPERATOR, chain.entry * size) if public else (ns.tenant, len(prompt))
+        partial, n = self.best_partial(parent, prompt[at:end], owner)
         if not self.config.partial_hits:
             partial, n = None, 0
         return Match(blocks, partial, n, leader)
@@ -172,7 +287,7 @@ class StoreModel:
     # --- holding ---
 
     def hold(self, block: Block, *, pin: bool = False) -> None:
-        """Add a reference or a pin."""
+        """Add a reference, or (pin) let a copy read it."""
         if block in self.cached:
             self.cached.remove(block)
         if block in self.tails:
@@ -186,48 +301,123 @@ class StoreModel:
             block.used = self.uses
 
     def let_go(self, block: Block, *, pin: bool = False) -> None:
-        """Drop a reference or a pin."""
+        """Drop a reference, or (pin) let a copy read it no more."""
         if pin:
             block.pins -= 1
         else:
             block.references -= 1
-        if block.references == 0 and block.pins == 0:
+        if _idle(block):
             self.park(block)
 
     def park(self, block: Block) -> None:
-        """Put a block that nothing holds where it can be taken from."""
-        if block.state == "published":
-            self.cached.append(block)
-        elif block.state == "tail":
-            self.tails.append(block)
-        else:
+        """Put a block that nothing holds where it can be taken from, unless a pin keeps it."""
+        block.stamp = self.lettings
+        if block.state == "private":
             self.live.remove(block)
+        elif not block.kept:
+            (self.cached if block.state == "published" else self.tails).append(block)
 
-    def take(self, wanted: int) -> list[Block]:
-        """Take blocks: free ones, then tails, then published ones, the oldest first."""
-        for _ in range(wanted - self.free):
-            victim = self.next_victim()
-            assert not self.children(victim), "a parent goes before its child"
-            self.forget(victim)
-            self.evicted += 1
-            self.counts[victim.owner].evicted += 1
-        taken = [Block() for _ in range(wanted)]
+    def take(self, wanted: int, account: bytes) -> list[Block]:
+        """Take blocks for an account: free ones, then what eviction gives."""
+        own = max(0, self.held[account] + wanted - self.shares.cap(account))
+        if wanted:
+            self.evict(max(own, wanted - self.free), own, account)
+        assert wanted <= self.free
+        taken = [Block(account) for _ in range(wanted)]
         self.live += taken
         return taken
 
-    def next_victim(self) -> Block:
-        """Return who goes next: tails by age, then leaves by score, or all by age."""
-        eviction = self.eviction
-        if self.tails or eviction is None:
-            return (self.tails or self.cached)[0]
-        leaves = [b for b in self.cached if not self.children(b)]
-        return min(leaves, key=lambda b: eviction.rank(b.key))
+    def evict(self, wanted: int, own: int, account: bytes) -> None:
+        """Evict: first `own` of the account's own, then by fair share, then down to reserves."""
+        if wanted <= 0:
+            return
+        shares = self.shares
+        while self.listed[account] < own and self.give_way({account}):
+            pass
+        while shares.obtainable(account, self.listed, self.held) < wanted and self.give_way(
+            {account, *(d for d, n in self.held.items() if n > shares.reserve(d))}
+        ):
+            pass
+        left = wanted - self._evict_above(shares.own_floors(account, self.held), own, account)
+        left -= self._evict_above(shares.fair_floors(account, self.in_use, self.now), left, account)
+        left -= self._evict_above(shares.lowest_floors(account), left, account)
+        assert left == 0
 
-    def tidy(self) -> None:
+    def _evict_above(self, floors: dict[bytes, int], wanted: int, account: bytes) -> int:
+        """Evict at most so many blocks of those that hold more than their floors; say how many."""
+        done = 0
+        # Tails of all first, under these floors.
+        for of in (self.tails, self.cached):
+            while done < wanted:
+                held = self.held
+                fit = [b for b in of if b.account != PUBLIC and held[b.account] > floors[b.account]]
+                victim = self.next_victim(fit)
+                if victim is None:
+                    break
+                assert not self.children(victim), "a parent goes before its child"
+                self.forget(victim)
+                self.evicted += 1
+                self.counts[victim.owner].evicted += 1
+                self.shares.lost[victim.account, account] += 1
+                done += 1
+        return done
+
+    # --- pins ---
+
+    def pin(self, ns: Namespace, prompt: Tokens, terms: PinTerms) -> Pin | str | None:
+        """Pin what is there of a prompt; None if nothing is, "over" if it is too much."""
+        chain, match = self.chain_of(ns, prompt), self.match(ns, prompt)
+        blocks = match.blocks[chain.entry :][: terms.max_blocks]
+        if not blocks:
+            return None
+        account = ns.domain
+        pinned = sum(len(p.blocks) for p in self.pins if p.account == account)
+        if pinned + len(blocks) > self.shares.blocks(self.shares.quota(account).pins):
+            return "over"
+        self.pinnings += 1
+        pin = Pin(self.pinnings, account, blocks, self.now + terms.seconds, terms.priority)
+        self.pins.append(pin)
+        for block in blocks:
+            block.kept += 1
+            if block in self.cached:
+                self.cached.remove(block)
+        return pin
+
+    def unpin(self, pin: Pin) -> None:
+        """End a pin."""
+        self.pins.remove(pin)
+        self.lettings += 1
+        for block in reversed(pin.blocks):
+            block.kept -= 1
+            if not block.kept and _idle(block):
+                self.park(block)
+
+    def expire(self) -> None:
+        """End the pins whose time is over."""
+        for pin in [p for p in self.pins if p.ends <= self.now]:
+            self.unpin(pin)
+
+    def give_way(self, accounts: set[bytes]) -> bool:
+        """End the pin that is worth least among those of some accounts."""
+        pins = [p for p in self.pins if p.account in accounts]
+        if pins:
+            self.unpin(min(pins, key=lambda p: (p.priority, p.ends, p.number)))
+        return bool(pins)
+
+    def next_victim(self, fit: list[Block]) -> Block | None:
+        """Return who of tails, or of published blocks, goes next: by age, or leaves by score."""
+        eviction = self.eviction
+        if not fit:
+            return None
+        if eviction is None or fit[0].state == "tail":
+            return min(fit, key=lambda b: (b.stamp, self.shares.number(b.account)))
+        leaves = [b for b in fit if not self.children(b)]
+        return min(leaves, key=lambda b: eviction.rank(b.key)) if leaves else None
+
+    def tidy(self, account: bytes) -> None:
         """Evict until so many blocks are free as the store is to keep free."""
-        wanted = min(self.config.keep_free, self.available)
-        for block in self.take(wanted) if wanted > self.free else ():
-            self.live.remove(block)
+        obtainable = self.shares.obtainable(account, self.listed, self.held)
+        self.evict(min(self.config.keep_free - self.free, obtainable), 0, account)
 
     def forget(self, block: Block) -> None:
         """Take a block out of everything but the hands that hold it."""
@@ -237,9 +427,14 @@ class StoreModel:
             self.cached.remove(block)
         if block in self.tails:
             self.tails.remove(block)
-        block.state, block.parent = "private", None
-        if block.references == 0 and block.pins == 0:
+        block.state, block.parent, block.kept = "private", None, 0
+        if _idle(block):
             self.live.remove(block)
+        for pin in tuple(self.pins):
+            if block in pin.blocks:
+                del pin.blocks[pin.blocks.index(block) :]
+                if not pin.blocks:
+                    self.pins.remove(pin)
 
     # --- sequences ---
 
@@ -251,16 +446,19 @@ class StoreModel:
         if len(self.sequences) == self.config.max_sequences:
             return ("shortage", "sequences", 1, 0)
         needed = -(-len(prompt) // self.config.block_size) - len(match.blocks)
-        taken = sum(_idle(b) for b in match.blocks)
-        if match.partial is not None and needed + taken + _idle(match.partial) > self.available:
+        if not needed:
+            return match
+        if match.partial is not None:
+            if self.shortage(ns.domain, needed, [*match.blocks, match.partial]) is None:
+                return match
             match = Match(match.blocks)
-        if needed + taken > self.available:
-            return ("shortage", "blocks", needed, self.available - taken)
-        return match
+        return self.shortage(ns.domain, needed, match.blocks) or match
 
     def open(self, number: int, ns: Namespace, prompt: Tokens, match: Match, write: bool) -> None:
         """Open a sequence with what `admit` found."""
         size = self.config.block_size
+        self.shares.open(ns.domain)
+        self.shares.last_use[ns.domain] = self.now
         counts = self.counts.setdefault(ns.tenant, Counts())
         counts.lookup += len(prompt)
         reused = len(match.blocks) * size + match.partial_tokens
@@ -271,11 +469,11 @@ class StoreModel:
             self.hold(block)
         if match.partial is not None:
             self.hold(match.partial, pin=True)
-        fresh = self.take(-(-len(prompt) // size) - len(match.blocks))
+        fresh = self.take(-(-len(prompt) // size) - len(match.blocks), ns.domain)
         if match.partial is not None:
             self.copies[id(fresh[0])] = (match.partial, fresh[0], match.partial_tokens)
         s = Sequence(
-            root=self.root_of(ns),
+            chain=self.chain_of(ns, prompt),
             namespace=ns,
             tokens=prompt,
             blocks=[*match.blocks, *fresh],
@@ -295,7 +493,7 @@ class StoreModel:
         for block in s.blocks:
             block.references += 1
         self.sequences[child] = Sequence(
-            s.root,
+            s.chain,
             s.namespace,
             s.tokens,
             list(s.blocks),
@@ -315,9 +513,10 @@ class StoreModel:
         touched = range(s.computed // size, -(-stop // size))
         shared = [i for i in touched if i < len(s.blocks) and s.blocks[i].references > 1]
         needed = len(shared) + max(0, len(touched) and touched[-1] + 1 - len(s.blocks))
-        if needed > self.available:
-            return ("shortage", "blocks", needed, self.available)
-        fresh = self.take(needed)
+        short = self.shortage(s.namespace.domain, needed, [])
+        if short is not None:
+            return short
+        fresh = self.take(needed, s.namespace.domain)
         for i in shared:
             old, new = s.blocks[i], fresh.pop(0)
             s.blocks[i] = new
@@ -339,10 +538,10 @@ class StoreModel:
         published = s.published
         while s.writes and (s.published + 1) * size <= computed:
             i = s.published
-            block, parent = s.blocks[i], s.blocks[i - 1] if i else s.root
+            block, parent = s.blocks[i], self.parent(s, i)
             tokens = s.tokens[i * size : (i + 1) * size]
             above = parent.key if isinstance(parent, Block) else None
-            key = self.key_of(s.root, above, tokens)
+            key = self.key_of(s.chain.root_of(i), above, tokens)
             twin = self.index.get(key)
             if twin is None:
                 self.drop_covered_tail(s, parent, tokens)
@@ -363,12 +562,16 @@ class StoreModel:
     def enter(self, block: Block, s: Sequence, parent: Block | RootName, tokens: Tokens) -> None:
         """Put a block into the tree."""
         block.parent, block.tokens, block.owner = parent, tokens, s.namespace.tenant
+        if path_of(block)[0].identity[0] == PUBLIC:
+            block.owner, block.account = OPERATOR, PUBLIC
         self.uses += 1
         block.used = self.uses
 
     def drop_covered_tail(self, s: Sequence, parent: Block | RootName, known: Tokens) -> int:
         """Free the tail that known goes on from; say how much of known is there already."""
-        best, same = self.best_partial(parent, known, s.namespace.tenant)
+        root = parent if isinstance(parent, RootName) else path_of(parent)[0]
+        owner = OPERATOR if root.identity[0] == PUBLIC else s.namespace.tenant
+        best, same = self.best_partial(parent, known, owner)
         if best is not None and best.state == "tail" and same == len(best.tokens) < len(known):
             self.forget(best)
             return 0
@@ -379,7 +582,7 @@ class StoreModel:
         s.leads = None
         if s.writes and s.published < s.prompt_blocks:
             size, i = self.config.block_size, s.published
-            parent = s.blocks[i - 1] if i else s.root
+            parent = self.parent(s, i)
             tokens = s.tokens[i * size : (i + 1) * size]
             if self.leader(parent, tokens) is None:
                 s.leads = (parent, tokens)
@@ -387,23 +590,30 @@ class StoreModel:
     def release(self, number: int) -> None:
         """Close a sequence."""
         s = self.sequences.pop(number)
+        self.shares.last_use[s.namespace.domain] = self.now
         self.keep_tail(s)
+        self.lettings += 1
         for block in s.blocks:
             if block.references == 1 and id(block) in self.copies:
                 self.let_go(self.copies.pop(id(block))[0], pin=True)
         if self.eviction is not None:
             held = [b.state == "published" for b in s.blocks[: s.published]] + [False]
             self.eviction.use([b.key for b in s.blocks[: held.index(False)]])
+        self.lettings += 1
         for block in reversed(s.blocks):
             self.let_go(block)
-        self.tidy()
+        self.tidy(s.namespace.domain)
+
+    def parent(self, s: Sequence, i: int) -> Block | RootName:
+        """Return what a sequence's block of this index hangs on."""
+        return s.chain.root_of(i) if i in (0, s.chain.entry) else s.blocks[i - 1]
 
     def keep_tail(self, s: Sequence) -> None:
         """Leave a partly filled last block behind, if that says anything new."""
         i, fill = divmod(s.computed, self.config.block_size)
         if not (s.writes and fill and self.config.partial_hits):
             return
-        block, parent = s.blocks[i], s.blocks[i - 1] if i else s.root
+        block, parent = s.blocks[i], self.parent(s, i)
         if block.references > 1 or id(block) in self.copies:
             return
         known = s.tokens[i * self.config.block_size : s.computed]
@@ -417,6 +627,7 @@ class StoreModel:
             for s in self.sequences.values():
                 if any(block is copy[1] for copy in executed for block in s.blocks):
                     self.silence(s)
+        self.lettings += 1
         for source, _, _ in reversed(executed):
             self.let_go(source, pin=True)
 
@@ -438,25 +649,56 @@ class StoreModel:
         }[flush.kind]
         self.flushes[scope] = self.flushes.get(scope, 0) + 1
         for s in self.sequences.values():
-            if s.root != self.root_of(s.namespace):
+            if not self._alive(s.chain.root):
                 self.silence(s)
         return self._drop(lambda root, _: not self._alive(root))
 
     def _alive(self, root: RootName) -> bool:
-        (domain, adapter, digest, salt), _ = root
-        return root == self.root_of(Namespace("", domain, adapter, digest, salt))
+        return root.flushes == self.root_of(Namespace("", *root.identity)).flushes
 
     def _flush_prefix(self, flush: Flush) -> list[Block]:
-        ns = Namespace("", flush.domain, flush.adapter, flush.adapter_digest, flush.salt)
-        root = self.root_of(ns)
+        identity = (flush.domain, flush.adapter, flush.adapter_digest, flush.salt)
         prefix = tuple(
             int.from_bytes(flush.prefix[i : i + 4], "little")
             for i in range(0, len(flush.prefix), 4)
         )
         for s in self.sequences.values():
-            if s.root == root and s.tokens[: len(prefix)] == prefix:
+            if s.chain.root.identity == identity and s.tokens[: len(prefix)] == prefix:
                 self.silence(s)
-        return self._drop(lambda r, path: r == root and path[: len(prefix)] == prefix)
+        return self._drop(
+            lambda root, path: (
+                root.identity == identity and (root.above + path)[: len(prefix)] == prefix
+            )
+        )
+
+    def withdraw(self, number: int) -> list[Block]:
+        """Share the declared prefix of this number no more; returns the blocks that went."""
+        adapter, prefix = self.declared.pop(number)
+        size = self.config.block_size
+        needed = max(
+            (_common(prefix, p) // size for a, p in self.declared if a == adapter), default=0
+        )
+        if needed == len(prefix) // size:
+            return []
+        end = prefix[: (needed + 1) * size]
+        public = self.root_of(Namespace("", PUBLIC, *adapter))
+
+        def concerned(root: RootName, path: Tokens) -> bool:
+            below = root.above if root.identity[1:3] == adapter else ()
+            whole = path if root == public else below
+            return whole[: len(end)] == end
+
+        for s in self.sequences.values():
+            if concerned(s.chain.root, ()):
+                self.silence(s)
+        return self._drop(concerned)
+
+    def public_blocks(self) -> int:
+        """How many blocks all declared prefixes have, what they begin with alike counted once."""
+        size = self.config.block_size
+        return len(
+            {(a, p[: i * size]) for a, p in self.declared for i in range(1, len(p) // size + 1)}
+        )
 
     def _drop(self, concerns: Callable[[RootName, Tokens], bool]) -> list[Block]:
         gone = [b for b in self.live if b.state != "private" and concerns(*path_of(b))]

@@ -31,7 +31,7 @@ def build(capacity: int, digest: Digest | None) -> BlockStore:
 def state(store: BlockStore) -> Any:
     """Return everything that a store's calls change."""
     pool = store.pool
-    arrays = (pool.meta, pool.tokens, pool.keys, pool.table, pool.count, pool.heads)
+    arrays = (pool.meta, pool.tokens, pool.keys, pool.table, pool.roots, pool.accounts)
     return snapshot(
         [
             *arrays,

@@ -75,6 +75,10 @@ def test_a_flush_takes_what_it_names_and_nothing_else(
     of_ann = 2 * len(gone & {"ann", "salted", "adapted"})
     expected = {"ann": of_ann, "bob": report.blocks - of_ann}
     assert report.blocks_by_tenant == {name: n for name, n in expected.items() if n}
+    assert store.pool_counts().stale == (0 if kind is FlushKind.PREFIX else report.blocks)
+    assert audit(store) == ()
+    store.reclaim()
+    assert store.pool_counts().stale == 0
     assert len(directory_of(store).held) == 2 * (len(SPACES) - len(gone))
     assert audit(store) == ()
 
@@ -170,6 +174,7 @@ def test_a_running_sequence_keeps_its_blocks_and_publishes_no_more(kind: FlushKi
     assert store.table_of(sequence).tolist()[:3] == table
     assert hit(store, range(13)) == (0, 0)
     store.release(sequence)
+    store.reclaim()
     counts = store.pool_counts()
     assert (counts.free, counts.cached) == (16, 0)
     assert directory_of(store).held == set()
@@ -187,6 +192,8 @@ def test_a_fork_of_a_silenced_sequence_is_silent_too() -> None:
     grow(store, second, 8, 9, 10, 11)
     run(store, second)
     store.release(second)
+    assert store.pool_counts().cached == 0
+    store.reclaim()
     assert store.pool_counts().free == 16
 
 
@@ -213,5 +220,7 @@ def test_a_flush_in_the_middle_of_a_copy() -> None:
     store.settle()
     assert store.pool_counts().in_use == 2
     store.release(sequence)
+    assert audit(store) == ()
+    store.reclaim()
     assert store.pool_counts().free == 16
     assert audit(store) == ()

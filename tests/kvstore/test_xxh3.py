@@ -6,7 +6,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stemkv.kvstore import ops
+from stemkv.kvstore import chains, ops
 from stemkv.kvstore.ids import BlockKey
 from stemkv.kvstore.jit import COMPILES
 from stemkv.kvstore.keys import HASH_FUNCTIONS, as_bytes, chain
@@ -40,9 +40,10 @@ def test_child_keys_are_those_of_the_chain(key: bytes, size: int, seed: int) -> 
     tokens = np.random.default_rng(seed).integers(-(2**31), 2**31, 3 * size).astype(np.int32)
     words = np.empty(2 + size // 2, np.uint64)
     keys = np.zeros((1, 2), np.uint64)
-    root = np.frombuffer(key, np.uint64).copy()
+    roots = np.zeros((1, ops.ROOT_COLUMNS), np.int64)
+    roots[0, [ops.KEY_LOW, ops.KEY_HIGH]] = np.frombuffer(key, np.int64)
     made: list[bytes] = []
     for i in range(3):
-        keys[0] = ops.child_key(keys, root, tokens, i * size, 0 if i else -2, words)
+        keys[0] = chains.child_key(keys, roots, tokens, i * size, 0 if i else -2, words)
         made.append(keys[0].tobytes())
     assert made == chain(HASH_FUNCTIONS["xxh3_128"], BlockKey(key), as_bytes(tokens), size)
