@@ -64,6 +64,7 @@ from stemkv.kvstore.ops import (
     block_of,
     find_live,
     first_child,
+    insert_key,
     is_held,
     kind_of,
     list_of,
@@ -326,6 +327,14 @@ def is_entered(table: I64, keys: U64, b: Int) -> bool:
 
 
 @compiled
+def enter_all(table: I64, keys: U64, blocks: I32) -> None:
+    """Make the index anew, of these blocks."""
+    table[:] = NONE
+    for b in blocks:
+        insert_key(table, keys, b)
+
+
+@compiled
 def find_all(blocks: Blocks, lost: Marks) -> bool:
     """Mark the published blocks that the index does not find; it must have just these blocks.
 
@@ -478,6 +487,8 @@ def progress_holds(open_: Open, k: Int, size: Int, owners: Int) -> bool:
     if length > open_.history.shape[1] or reserved > length or computed > reserved:
         return False
     if row[PUBLISHED_BLOCKS] < 0 or computed < 0 or row[PUBLISHED_BLOCKS] > computed // size:
+        return False
+    if row[WRITES] != 0 and row[PUBLISHED_BLOCKS] != computed // size:
         return False
     if row[BLOCKS] < 0 or row[BLOCKS] > open_.tables.shape[1] or row[BLOCKS] * size < reserved:
         return False

@@ -1,6 +1,6 @@
 """The ledger of block copies: planned for the next step, or carried out by the one under way."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from stemkv.kvstore.ids import BlockId
@@ -66,6 +66,16 @@ class Copies:
         self._executing += copies
         self._planned.clear()
         return copies
+
+    def retain(self, keep: Callable[[BlockId, Copy], bool]) -> set[int]:
+        """Forget the planned copies, by what they are planned as, that are not to be kept.
+
+        Sources' counts of pins are left as they are. Returns the blocks that were to be filled.
+        """
+        gone = {b: copy for b, copy in self._planned.items() if not keep(b, copy)}
+        for b in gone:
+            del self._planned[b]
+        return {int(b) for b in gone} | {int(copy.destination) for copy in gone.values()}
 
     def settle(self) -> frozenset[BlockId]:
         """Let the sources go of the copies that were under way; return their destinations."""

@@ -69,6 +69,10 @@ class Order(Protocol):
         """Evict blocks; fewer than wanted if no more may go. evicted: counts by owner to add to."""
         ...
 
+    def restore(self, published: I32) -> None:
+        """Begin anew from the pool's rows: these blocks are published, and nothing else is."""
+        ...
+
     def violations(self) -> Iterator[str]:
         """Check the order's own structure, and say in words what is wrong."""
         ...
@@ -123,6 +127,9 @@ class ListOrder:
         """Evict along the lists."""
         return self._pool.evict_by_age(*eviction, evicted)
 
+    def restore(self, published: I32) -> None:
+        """Do nothing: the lists are the pool's."""
+
     def violations(self) -> Iterator[str]:
         """Find nothing: the lists are the pool's."""
         return iter(())
@@ -173,12 +180,14 @@ class ScoredOrder:
             self._choose(self.shadows)
 
     def let_go(self, blocks: I32) -> None:
-        """Make the chain's end a candidate; nothing else of it can be a leaf."""
-        pool = self._pool
-        n = scoring.leading_live(pool.meta, pool.roots, blocks)
-        if n:
+        """Make the chain's ends candidates: its last block, and that of the public part."""
+        meta = self._pool.meta
+        shown, child = meta[blocks, STATE] == ops.PUBLISHED, meta[blocks, ops.FIRST_CHILD]
+        ends = blocks[shown & (child < 0)]
+        if len(ends):
             self._keep_up()
-            leaf_heaps.offer(pool.meta, pool.roots, self._leaves, blocks[n - 1])
+        for end in ends:
+            leaf_heaps.offer(meta, self._pool.roots, self._leaves, end)
 
     def forget(self, blocks: I32, *, flushed: bool) -> None:
         """Keep the rows of these blocks for a while."""
@@ -235,6 +244,19 @@ class ScoredOrder:
         leaf_heaps.offer_all(self._pool.meta, self._pool.roots, self._leaves)
         self._stale = False
 
+    def restore(self, published: I32) -> None:
+        """Give blocks the rows of their keys, which may be new; heaps are made when next used."""
+        slots = self._slots
+        inside = (slots >= 0) & (slots < self.history.keyed.filled[0])
+        self.history.let_go(slots[inside])
+        self.now = max(self.now, self._clock())
+        self.tick += 1
+        slots[:] = NONE
+        slots[published] = self.history.restore(self._pool.keys[published], self.now)
+        self._leaves.score[:] = self._scores()
+        self._leaves.tie[published] = depth_first(self.tick, np.arange(len(published)))
+        self._stale = True
+
     def violations(self) -> Iterator[str]:
         """Check that heaps are heaps, every leaf is in its own, and scores are the rows'."""
         pool, leaves, slots = self._pool, self._leaves, self._slots
@@ -254,10 +276,12 @@ class ScoredOrder:
         idle = live & (meta[:, REF] == 0) & (meta[:, PIN] == 0)
         for b in np.flatnonzero(idle & (slots == NONE)):
             yield f"block {b} was used, and has no score"
+        for b in np.flatnonzero((slots != NONE) & (meta[:, STATE] != ops.PUBLISHED)):
+            yield f"block {b} has a score, and is not published"
         scored = np.flatnonzero(live & (slots != NONE))
         strange = (self.history.keyed.keys[slots[scored]] != pool.keys[scored]).any(axis=1)
         for b in scored[strange]:
             yield f"block {b} has the score of another"
-        wrong = idle & (leaves.score != self._scores())
+        wrong = live & (slots != NONE) & (leaves.score != self._scores())
         for b in np.flatnonzero(wrong):
             yield f"block {b} is ordered by a score that is not its own"

@@ -47,6 +47,15 @@ class History:
             loop(rows, slots, events, now)
         return slots, events
 
+    def restore(self, keys: U64, now: float) -> I32:
+        """Return the slots of blocks that are cached, as `use` does; only new rows are scored."""
+        slots, events = np.empty((2, len(keys)), np.int32)
+        scoring.recall(self.keyed, keys, slots, events)
+        new = events == FIRST
+        for rows, loop in zip(self.rows, self._loops, strict=True):
+            loop(rows, slots[new], events[new], now)
+        return slots
+
     def let_go(self, slots: I32) -> None:
         """Let these slots (NONE: nothing) be taken for others, the last one first."""
         scoring.let_go(self.keyed.links, slots)

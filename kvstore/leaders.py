@@ -20,6 +20,11 @@ class Leaders:
         """Return every block that is being computed, with its leader."""
         return self._by_block
 
+    def clear(self) -> None:
+        """Let nobody lead."""
+        self._by_block.clear()
+        self._by_leader.clear()
+
     def find(self, block: Pending) -> SequenceId | None:
         """Return who computes a block."""
         return self._by_block.get(block)

@@ -97,6 +97,8 @@ def _out_of_order(store: BlockStore, state: SequenceState) -> str:
     written = 0 <= state.published * size <= state.computed <= state.reserved
     if not (written and state.reserved <= state.length <= most):
         return f"{name}: published, computed, reserved and length are out of order"
+    if state.writes and state.published != state.computed // size:
+        return f"{name}: {state.published} blocks published of {state.computed} computed tokens"
     if not state.reserved <= state.blocks * size <= store.config.blocks_per_sequence * size:
         return f"{name}: {state.blocks} blocks for {state.reserved} positions"
     if state.entry != entry_of(store, state):

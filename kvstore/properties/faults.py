@@ -413,7 +413,7 @@ def _turn_heap_over(scene: Scene) -> None:
         above, below = below, above
     rest = int(leaves.top[bob])
     leaves.top[bob] = above
-    leaves.before[above], leaves.child[above] = leaf_heaps.NONE, below
+    leaves.before[above], leaves.child[above] = ops.NONE, below
     leaves.before[below], leaves.following[below] = above, rest
     if rest >= 0:
         leaves.before[rest] = below

@@ -10,10 +10,14 @@ from stemkv.kvstore.ids import BlockKey, FlushId, WorkerId
 
 @dataclass(slots=True)
 class RecordingDirectory:
-    """Replays every `record` into `held`; `current` is a plain switch."""
+    """Replays every `record` into `held`; `current` is a plain switch.
+
+    strict: complain. What a store that was damaged says may be more than it has said before.
+    """
 
     worker: WorkerId = field(default_factory=lambda: WorkerId("worker"))
     current: bool = True
+    strict: bool = True
     held: set[BlockKey] = field(default_factory=set)
     known_nonces: dict[str, bytes] = field(default_factory=dict)
 
@@ -21,11 +25,12 @@ class RecordingDirectory:
         """Apply one entry; a block stored twice or removed unheard of is an error."""
         for key in stored:
             assert type(key) is bytes
-            assert key not in self.held, f"{key.hex()} was stored twice"
+            assert not self.strict or key not in self.held, f"{key.hex()} was stored twice"
             self.held.add(key)
         for key in removed:
             assert type(key) is bytes
-            self.held.remove(key)
+            assert not self.strict or key in self.held, f"{key.hex()} was never stored"
+            self.held.discard(key)
 
     def nonces(self) -> Mapping[str, bytes]:
         """Return `known_nonces`."""
