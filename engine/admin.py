@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from stemkv.engine.admin_keep import keep
 from stemkv.engine.core_protocol import Later
 from stemkv.engine.messages import (
     AdminCall,
@@ -80,7 +81,7 @@ class Admin:
             case DoAudit():
                 return self._audit()
             case _:
-                return AdminError("unavailable", f"{type(call).__name__} is not there yet")
+                return keep(self.store, call)
 
     def _stats(self) -> EngineStats:
         counts = self.store.pool_counts()
@@ -105,6 +106,8 @@ class Admin:
             directory=type(self.store.directory).__name__,
             directory_current=self.store.directory.current,
             tenants=self._tenants(),
+            accounts=self.store.account_counts(),
+            miss_ratio_curves=self.store.miss_ratio_curves(),
             policy_hit_shares=self.store.policy_hit_shares(),
         )
 
@@ -124,6 +127,9 @@ class Admin:
                     computed=of_store.lookup - of_store.hit_full - of_store.hit_partial,
                     cached_blocks=of_store.cached_blocks,
                     evicted_blocks=of_store.evicted_blocks,
+                    resumed=of_store.resumed,
+                    resumed_hit=of_store.resumed_hit,
+                    resumed_computed=of_store.resumed_lookup - of_store.resumed_hit,
                 )
             stats[name] = row
         return stats

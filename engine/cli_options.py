@@ -77,6 +77,15 @@ HashFunction = Annotated[
 Eviction = Annotated[
     str, _option("--eviction", CACHE, "Which cached blocks give way first: lru, adaptive.")
 ]
+KeepFree = Annotated[
+    float,
+    _option(
+        "--keep-free",
+        CACHE,
+        "Share of the cache that is free again when a request ends; adaptive wants some.",
+        parser=number,
+    ),
+]
 MaxBatchTokens = Annotated[
     int, _option("--max-batch-tokens", SCHEDULING, "Tokens of one step.", parser=whole_number)
 ]

@@ -19,7 +19,8 @@ class EngineConfig:
     max_batch_tokens: tokens of one step, prefill and decode together. max_running: sequences of
     one step. max_queue: requests that may wait. secret: the deployment's, 32 bytes; it keys
     hashes and tenant domains. explain_misses: say of each request why no more of its prompt was
-    reused. debug_audit: audit the store after every step.
+    reused. keep_free: share of the pool that is free again whenever a sequence ends, so that what
+    the next one writes pushes out nothing worth more. debug_audit: audit the store after each step.
     """
 
     model: str
@@ -34,6 +35,7 @@ class EngineConfig:
     max_running: int = 64
     max_queue: int = 1024
     prefix_cache: bool = True
+    keep_free: float = 0.0
     hash_function: Literal["xxh3_128", "sha256"] = "xxh3_128"
     eviction: str = "lru"
     ordering: str = "fcfs"
@@ -54,6 +56,8 @@ class EngineConfig:
             raise ConfigError(f"kv_memory: {self.kv_memory} bytes hold no block")
         if self.block_size not in (8, 16, 32, 64):
             raise ConfigError(f"block_size: {self.block_size} is not one of 8, 16, 32, 64")
+        if not 0 <= self.keep_free < 1:
+            raise ConfigError(f"keep_free: {self.keep_free} is not a share of the pool in [0, 1)")
         for name in ("max_batch_tokens", "max_running", "max_queue"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)} is less than 1")

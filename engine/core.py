@@ -44,6 +44,9 @@ from stemkv.policies.ordering import ORDERING
 
 logger = logging.getLogger(__name__)
 
+_EVENT_BLOCKS = 100_000
+"""Events of the cache that are kept for those who follow: some seconds of a busy service."""
+
 
 class AuditFailedError(Exception):
     """The store breaks its own rules: nothing that it says can be trusted any more."""
@@ -137,8 +140,9 @@ class EngineCore:
         return self._admin.call(call)
 
     def idle(self) -> None:
-        """Carry out flushes that were ordered elsewhere."""
+        """Carry out flushes that were ordered elsewhere, and what the store has put off."""
         self._apply_flushes()
+        self._store.reclaim()
 
     def close(self) -> None:
         """End all requests, and leave the directory."""
@@ -289,6 +293,14 @@ class EngineCore:
                 f"{self._info.capacity_blocks}",
                 "prompt" if prompt > self._info.longest_prompt else "max_tokens",
             )
+        share = self._store.limit(request.namespace)
+        if blocks > share:
+            return rejected(
+                f"max_tokens: {prompt} prompt tokens and {params.max_tokens} output tokens need "
+                f"{blocks} cache blocks of {self._info.block_size} tokens; this tenant's share "
+                f"has {share}",
+                "prompt" if -(-prompt // self._info.block_size) > share else "max_tokens",
+            )
         if len(self._jobs) >= self._config.max_queue + self._config.max_running:
             return Failed(request_id, "overloaded", f"{len(self._jobs)} requests are open")
         return None
@@ -339,7 +351,10 @@ def build_core(config: EngineConfig) -> EngineCore:
         block_bytes=layout.block_bytes,
         hash_function=config.hash_function,
         eviction=config.eviction,
+        keep_free=int(config.keep_free * blocks),
         compare_policies=True,
+        event_blocks=_EVENT_BLOCKS,
+        curves=True,
         prefix_cache=config.prefix_cache,
     )
     warm_up_store(store_config)

@@ -72,7 +72,8 @@ class TenantStats:
     lookup: prompt tokens looked up. hit_full: reused in full blocks. hit_partial: reused by
     copying part of a block. computed: prompt tokens computed. generated: output tokens.
     cached_blocks: published blocks that the tenant owns now, in use or not. evicted_blocks: its
-    blocks evicted so far.
+    blocks evicted so far. Counted apart from those: resumed, how often requests came back after
+    preemption; resumed_hit and resumed_computed, their tokens that were still there, or were not.
     """
 
     lookup: int = 0
@@ -83,6 +84,14 @@ class TenantStats:
     requests: int = 0
     cached_blocks: int = 0
     evicted_blocks: int = 0
+    resumed: int = 0
+    resumed_hit: int = 0
+    resumed_computed: int = 0
+
+    @property
+    def saved(self) -> int:
+        """Prompt tokens whose prefill was saved: those that were reused."""
+        return self.hit_full + self.hit_partial
 
 
 @dataclass(frozen=True, slots=True)

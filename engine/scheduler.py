@@ -141,10 +141,13 @@ class Scheduler:
     def _admit(self, chosen: dict[Track, int]) -> None:
         """Start waiting tracks in order, as long as budget, blocks and sequences suffice."""
         free = self.max_batch_tokens - sum(chosen.values())
+        short: set[bytes] = set()
         for track in sorted(self.waiting, key=self.order):
             if free <= 0:
                 return
             request = track.job.request
+            if request.namespace.domain in short:
+                continue
             # Before the admission takes blocks from others, and becomes a leader itself.
             seen = self.misses.look(track)
             got = self.store.admit(
@@ -158,10 +161,13 @@ class Scheduler:
             if not track.resumed:
                 track.job.miss = None if track.following else seen
             if isinstance(got, Shortage):
-                # Whoever comes later must not pass by, or this one might never start.
-                if not self.running:
+                if not self.running or self._never_fits(track):
                     raise NothingFitsError(track, got)
-                return
+                # Whoever comes later must not pass by, or this one might never start. Where a
+                # quota is what is short, that goes for those of the same account alone.
+                if got.what != "quota":
+                    return
+                short.add(request.namespace.domain)
             if isinstance(got, Admission):
                 self._begin(track, got)
                 rows = min(free, track.remaining)
@@ -182,12 +188,25 @@ class Scheduler:
         """Get blocks for a running track, preempting the last in order; False: that was itself."""
         assert track.sequence is not None
         while self.store.reserve(track.sequence, stop) is not None:
-            victim = max(self.running, key=self.order)
+            needing = track.sequence
+            victim = max(
+                (
+                    other
+                    for other in self.running
+                    if other.sequence is not None and self.store.makes_room(other.sequence, needing)
+                ),
+                key=self.order,
+            )
             self._preempt(victim)
             chosen.pop(victim, None)
             if victim is track:
                 return False
         return True
+
+    def _never_fits(self, track: Track) -> bool:
+        """Whether quotas, which may have changed while it waited, forbid a track for good."""
+        blocks = -(-track.length // self.store.config.block_size)
+        return blocks > self.store.limit(track.job.request.namespace)
 
     def _preempt(self, track: Track) -> None:
         self.remove(track)

@@ -119,6 +119,13 @@ class Accounts:
         """Put into the pool's rows what quotas say; public: blocks of public prefixes."""
         self.pool.accounts[1:, [ops.RESERVE, ops.CAP]] = self.granted(public)
 
+    def gives_room(self, account: int, asking: int) -> bool:
+        """Whether less use by one account leaves more for another: beyond its reserve it does."""
+        rows = self.pool.accounts
+        if victims.in_use(rows, asking) >= rows[asking, ops.CAP]:
+            return False
+        return bool(victims.in_use(rows, account) > rows[account, ops.RESERVE])
+
     def limit(self, account: int) -> int:
         """How many blocks an account could have in use if nobody used more than is reserved."""
         rows = self.pool.accounts

@@ -10,12 +10,17 @@ from stemkv.kvstore.quotas import OPERATOR
 
 @dataclass(slots=True)
 class OwnerCounts:
-    """Counts of one tenant since the start: tokens looked up and hit; comings back, in requests."""
+    """Counts of one tenant since the start: tokens looked up and hit.
+
+    resumed: how often requests came back after preemption; their tokens are counted apart.
+    """
 
     lookup: int = 0
     hit_full: int = 0
     hit_partial: int = 0
     resumed: int = 0
+    resumed_lookup: int = 0
+    resumed_hit: int = 0
 
 
 @dataclass(slots=True, eq=False)

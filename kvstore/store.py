@@ -173,6 +173,11 @@ class BlockStore:
         found = self._finder.find(way, prompt, namespace.tenant)
         return way, found if self.may_hit else Found(NO_MATCH, found.parent)
 
+    def makes_room(self, sequence: SequenceId, needing: SequenceId) -> bool:
+        """Whether another sequence could have more blocks if this one were released."""
+        gives, takes = self._open[sequence].root.account, self._open[needing].root.account
+        return gives == takes or self.accounts.gives_room(gives, takes)
+
     def limit(self, namespace: Namespace) -> int:
         """How many blocks a namespace's account could have in use at most, as quotas are now."""
         return self.accounts.limit(self.accounts.find(namespace.domain) or 0)
@@ -242,7 +247,16 @@ class BlockStore:
         held = np.bincount(rows[published, ops.OWNER], minlength=len(names)).tolist()
         evicted = self.owners.evicted[: len(names)].tolist()
         return {
-            name: TenantCounts(c.lookup, c.hit_full, c.hit_partial, blocks, gone)
+            name: TenantCounts(
+                c.lookup,
+                c.hit_full,
+                c.hit_partial,
+                blocks,
+                gone,
+                c.resumed,
+                c.resumed_lookup,
+                c.resumed_hit,
+            )
             for name, c, blocks, gone in zip(names, self.owners.counts, held, evicted, strict=True)
             if name != OPERATOR
         }
@@ -297,10 +311,7 @@ class BlockStore:
         path = self._finder.path(namespace, prompt)
         owner = self.owners.get(namespace.tenant)
         self.accounts.use(path.root.account)
-        if again:
-            self.owners.counts[owner].resumed += 1
-        else:
-            self._count_lookup(owner, len(prompt), match)
+        self._count_lookup(owner, len(prompt), match, again)
         return self._adopt(path, owner, prompt, match, write and config.prefix_cache)
 
     def fork(self, sequence: SequenceId) -> SequenceId | Shortage:
@@ -366,6 +377,8 @@ class BlockStore:
         self._open.close(state)
         if self.config.keep_free:
             self._allocator.tidy(For(state.root, state.owner))
+        if self.roots.dead:
+            self._allocator.reclaim()
 
     # --- sequences, a batch at a time: what a decode step does to each ---------------------------
 
@@ -529,12 +542,17 @@ class BlockStore:
         own, public = match.unheld, match.unheld_public
         return match, self._allocator.shortage(needed, account, own, public)
 
-    def _count_lookup(self, owner: int, tokens: int, match: Match) -> None:
+    def _count_lookup(self, owner: int, tokens: int, match: Match, again: bool) -> None:
         full, partial = len(match.blocks) * self.config.block_size, match.partial_tokens
         if full + partial == tokens:
             # The last token is run all the same, for its logits.
             full, partial = (full, partial - 1) if partial else (full - 1, 0)
         counts = self.owners.counts[owner]
+        if again:
+            counts.resumed += 1
+            counts.resumed_lookup += tokens
+            counts.resumed_hit += full + partial
+            return
         counts.lookup += tokens
         counts.hit_full += full
         counts.hit_partial += partial

@@ -46,7 +46,8 @@ class TenantCounts:
     """Counts of one tenant: tokens since the start, blocks now.
 
     hit_full and hit_partial leave out the last token of a prompt that is cached whole: it is run
-    again. A request that comes back after preemption is not counted again.
+    again. A request that comes back after preemption is not counted again, but apart: resumed is
+    how often, resumed_lookup and resumed_hit are its tokens.
     """
 
     lookup: int
@@ -54,6 +55,9 @@ class TenantCounts:
     hit_partial: int
     cached_blocks: int
     evicted_blocks: int
+    resumed: int
+    resumed_lookup: int
+    resumed_hit: int
 
 
 @dataclass(frozen=True, slots=True)

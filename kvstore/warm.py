@@ -11,6 +11,7 @@ from stemkv.kvstore.directory.null import NullDirectory
 from stemkv.kvstore.flush import Flush, FlushKind
 from stemkv.kvstore.ids import FlushId, SequenceId
 from stemkv.kvstore.namespace import Namespace
+from stemkv.kvstore.pins import PinTerms
 from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.values import Admission, Shortage
 
@@ -50,9 +51,24 @@ def warm_up(config: StoreConfig) -> None:
         store.release(child)
     store.release(_run(store, np.arange(6 * size, dtype=np.int32)[::-1]))
     store.release(_run(store, prompt))
+    _keep(store, prompt)
     audit(store)
     for kind in (FlushKind.PREFIX, FlushKind.ALL):
         store.flush(Flush(FlushId("warm-up"), kind, b"", prefix=prompt[:size].tobytes()))
+    store.reclaim()
+
+
+def _keep(store: BlockStore, prompt: npt.NDArray[np.int32]) -> None:
+    """Go through what operators may keep: a pin, a public prefix, and what they are told."""
+    pin = store.pin(_NAMESPACE, prompt, PinTerms(1.0))
+    if pin.blocks:
+        store.unpin(pin.pin_id)
+    public = store.declare_public(prompt[::-1][: store.config.block_size])
+    for tokens in (prompt[::-1].copy(), prompt[::-1].copy(), prompt):
+        store.release(_run(store, tokens))
+    store.account_counts()
+    store.miss_ratio_curves()
+    store.withdraw_public(public.key)
 
 
 def _run(store: BlockStore, tokens: npt.NDArray[np.int32]) -> SequenceId:
