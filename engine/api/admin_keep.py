@@ -26,7 +26,7 @@ from stemkv.engine.api.admin_keep_schemas import (
     UnpinnedBody,
     WithdrawnBody,
 )
-from stemkv.engine.api.errors import ApiError
+from stemkv.engine.api.errors import ApiError, invalid
 from stemkv.engine.api.standing import Orders
 from stemkv.engine.messages import DoPin, DoUnpin, ListPins, PinInfo
 
@@ -57,7 +57,13 @@ async def list_public(service: Parts, orders: Orders) -> PublicList:
 async def declare_public(body: PublicRequest, service: Parts, orders: Orders) -> DeclaredBody:
     """Let all tenants share a prefix's whole blocks, now and after restarts, until withdrawn."""
     tokens = await encoded(service, body, add_generation_prompt=False, tools=body.tools)
-    declared = await orders.declare(body.name, tokens, body.adapter or "")
+    try:
+        declared = await orders.declare(body.name, tokens, body.adapter or "")
+    except ApiError as error:
+        if error.body.param not in ("prompt", "reserve"):
+            raise
+        # the engine knows not in which field it came, and may name the reserves that leave no room
+        raise invalid(error.body.message, param=body.given[0]) from None
     covered, rest = tokens[: declared.tokens], tokens[declared.tokens :]
     return DeclaredBody(
         name=body.name,

@@ -112,7 +112,9 @@ class FlushRequest(PromptFields):
 class TenantFigures(BaseModel):
     """Counts of one tenant since the engine started, in tokens unless named otherwise.
 
-    hit_rate: share of the looked-up prompt tokens that were reused; null before any.
+    saved_tokens: prompt tokens whose prefill was saved. hit_rate: their share of those looked up;
+    null before any. Counted apart: resumed, how often requests came back after preemption, with
+    their tokens that were still there, or had to be computed again.
     """
 
     lookup_tokens: int
@@ -125,6 +127,10 @@ class TenantFigures(BaseModel):
     cached_blocks: int
     cached_bytes: int
     evicted_blocks: int
+    saved_tokens: int
+    resumed: int
+    resumed_hit_tokens: int
+    resumed_computed_tokens: int
 
 
 class PoolFigures(BaseModel):

@@ -73,16 +73,19 @@ def block_body(block: BlockInfo) -> BlockBody:
 
 
 def _tenant(stats: TenantStats, block_bytes: int) -> TenantFigures:
-    hits = stats.hit_full + stats.hit_partial
     return TenantFigures(
         lookup_tokens=stats.lookup,
         hit_full_tokens=stats.hit_full,
         hit_partial_tokens=stats.hit_partial,
-        hit_rate=hits / stats.lookup if stats.lookup else None,
+        hit_rate=stats.saved / stats.lookup if stats.lookup else None,
         computed_tokens=stats.computed,
         generated_tokens=stats.generated,
         requests=stats.requests,
         cached_blocks=stats.cached_blocks,
         cached_bytes=stats.cached_blocks * block_bytes,
         evicted_blocks=stats.evicted_blocks,
+        saved_tokens=stats.saved,
+        resumed=stats.resumed,
+        resumed_hit_tokens=stats.resumed_hit,
+        resumed_computed_tokens=stats.resumed_computed,
     )

@@ -53,7 +53,17 @@ STATS = EngineStats(
     prefix_cache=True,
     directory="local",
     directory_current=True,
-    tenants={"acme": TenantStats(lookup=200, hit_full=96, hit_partial=4, cached_blocks=25)},
+    tenants={
+        "acme": TenantStats(
+            lookup=200,
+            hit_full=96,
+            hit_partial=4,
+            cached_blocks=25,
+            resumed=3,
+            resumed_hit=50,
+            resumed_computed=7,
+        )
+    },
     policy_hit_shares={"lru": 0.5, "lrfu-60": 0.625},
 )
 

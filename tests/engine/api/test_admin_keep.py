@@ -113,10 +113,10 @@ async def test_declaring_the_same_again_changes_nothing(kept: Kept) -> None:
 
 
 async def test_what_the_engine_refuses_is_not_kept(kept: Kept) -> None:
-    """A prefix shorter than a block, or without room, is a 400 of field prompt, and forgotten."""
-    for body in ({"name": "p", "prompt": "short"}, {"name": "p", "token_ids": [1] * 1617}):
-        status, answer = await kept.ask("POST", PUBLIC, body)
-        assert (status, answer["error"]["param"]) == (400, "prompt")
+    """A prefix shorter than a block, or without room, is a 400 of its field, and forgotten."""
+    for field, value in (("prompt", "short"), ("token_ids", [1] * 1617)):
+        status, answer = await kept.ask("POST", PUBLIC, {"name": "p", field: value})
+        assert (status, answer["error"]["param"]) == (400, field)
     assert kept.api.tenants.public_prefixes() == ()
 
 
