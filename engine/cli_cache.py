@@ -128,13 +128,20 @@ def locate(at: At, prompt_in: PromptIn, space: Space) -> None:
 @app.command()
 @grouped
 def audit(at: At) -> None:
-    """Check the store's rules on the live structure; exit status 3 if one is broken."""
+    """Check the store's rules on the live structure; exit status 3 if one was broken.
+
+    What is found is repaired: blocks in doubt leave service, and requests that hold them fail.
+    """
     reply = at.ask("GET", "audit")
     if not at.printed(reply):
         state = "clean" if reply["clean"] else "VIOLATIONS"
         typer.echo(f"{state}: {reply['blocks']} blocks, {reply['sequences']} sequences")
         for violation in reply["violations"]:
             typer.echo(f"  {violation}")
+        if not reply["clean"]:
+            out = ", ".join(map(str, reply["quarantined"])) or "none"
+            failed = reply["failed_requests"]
+            typer.echo(f"repaired: blocks quarantined: {out}; requests failed: {failed}")
     if not reply["clean"]:
         raise typer.Exit(AUDIT_FOUND)
 

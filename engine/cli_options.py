@@ -137,6 +137,14 @@ RequestRecords = Annotated[
         parser=whole_number,
     ),
 ]
+AuditSeconds = Annotated[
+    float,
+    _option(
+        "--audit-seconds",
+        SERVICE,
+        "How often the store is audited, and repaired, between steps; 0: never.",
+    ),
+]
 DebugAudit = Annotated[
     bool, _option("--debug-audit", SERVICE, "Audit the store after every step (slow).")
 ]

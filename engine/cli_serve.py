@@ -46,6 +46,7 @@ def serve(
     log_level: options.LogLevel = "info",
     explain_misses: options.ExplainMisses = True,
     request_records: options.RequestRecords = 1000,
+    audit_seconds: options.AuditSeconds = 60.0,
     debug_audit: options.DebugAudit = False,
 ) -> None:
     """Serve a model over HTTP until SIGINT or SIGTERM."""
@@ -73,6 +74,7 @@ def serve(
         lease_seconds=lease_seconds,
         served_model_name=served_model_name,
         explain_misses=explain_misses,
+        audit_seconds=audit_seconds,
         debug_audit=debug_audit,
     )
     # torch and transformers take seconds to import; the other commands, and those that end

@@ -1,5 +1,6 @@
 """Settings of one engine: read once, validated, never written again."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +22,7 @@ class EngineConfig:
     hashes and tenant domains. explain_misses: say of each request why no more of its prompt was
     reused. keep_free: share of the pool that is free again whenever a sequence ends, so that what
     the next one writes pushes out nothing worth more. debug_audit: audit the store after each step.
+    audit_seconds: how often the store is audited, and repaired, between steps; 0 for never.
     """
 
     model: str
@@ -45,6 +47,7 @@ class EngineConfig:
     served_model_name: str | None = None
     explain_misses: bool = True
     debug_audit: bool = False
+    audit_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         """Refuse what no engine can honour."""
@@ -65,6 +68,8 @@ class EngineConfig:
             raise ConfigError(
                 f"max_model_len: {self.max_model_len} leaves no room for a prompt and its output"
             )
+        if not 0 <= self.audit_seconds < math.inf:
+            raise ConfigError(f"audit_seconds: {self.audit_seconds} is no number of seconds")
         if self.lease_seconds <= 0:
             raise ConfigError(f"lease_seconds: {self.lease_seconds} is not positive")
         if len(self.secret) < 16:

@@ -8,11 +8,12 @@ import secrets
 from collections.abc import Iterable, Sequence
 
 from stemkv.engine.admin import Admin
+from stemkv.engine.auditing import Auditor
 from stemkv.engine.config import ConfigError, EngineConfig
 from stemkv.engine.core_protocol import Later
 from stemkv.engine.detokenizer import Detokenizer
 from stemkv.engine.job import Job, Track
-from stemkv.engine.messages import AdminCall, AdminReply
+from stemkv.engine.messages import AdminCall, AdminReply, AuditReport
 from stemkv.engine.misses import Misses
 from stemkv.engine.model import LoadedModel, load_model, make_layout, pool_blocks
 from stemkv.engine.output import accept
@@ -36,6 +37,7 @@ from stemkv.kvstore.audit import audit
 from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.directory.factory import make_directory
 from stemkv.kvstore.directory.protocol import Directory, DirectoryMismatch
+from stemkv.kvstore.repair import RepairError
 from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.values import Shortage
 from stemkv.kvstore.warm import warm_up as warm_up_store
@@ -73,7 +75,11 @@ class EngineCore:
         self._table = TokenTable(loaded.tokenizer)
         self._jobs: dict[str, Job] = {}
         self._arrivals = 0
-        self._admin = Admin(store, self._scheduler)
+        self._admin = Admin(store, self._scheduler, self._repair)
+        self._auditor = Auditor(store, config.audit_seconds)
+        # Failures that an audit between two steps has brought, told by the next step.
+        self._untold: list[Event] = []
+        self._beyond_repair: str | None = None
         self._info = _info(config, loaded, runner, store)
 
     @property
@@ -107,15 +113,21 @@ class EngineCore:
             self._close(job)
 
     def has_work(self) -> bool:
-        """Whether any request is open."""
-        return bool(self._jobs)
+        """Whether a step is to be run: a request is open, or there is something to tell."""
+        return bool(self._jobs or self._untold or self._beyond_repair)
 
     def step(self) -> list[Event]:
         """Run one step over all that is open.
 
         A failure of one request is its `Failed`; one of the step itself fails every request in
-        it, and the engine goes on. Raises AuditFailedError in debug mode.
+        it, and the engine goes on. Raises AuditFailedError if an audit has found what cannot be
+        repaired; in debug mode, if it has found anything.
         """
+        if self._beyond_repair is not None:
+            raise AuditFailedError(self._beyond_repair)
+        if self._untold:
+            told, self._untold = self._untold, []
+            return told
         self._apply_flushes()
         try:
             scheduled = self._scheduler.plan()
@@ -140,9 +152,14 @@ class EngineCore:
         return self._admin.call(call)
 
     def idle(self) -> None:
-        """Carry out flushes that were ordered elsewhere, and what the store has put off."""
+        """Carry out flushes that were ordered elsewhere, and what the store has put off.
+
+        From time to time, audit the store; what is found is repaired, and told by the next step.
+        """
         self._apply_flushes()
         self._store.reclaim()
+        if self._auditor.due:
+            self._repair()
 
     def close(self) -> None:
         """End all requests, and leave the directory."""
@@ -250,6 +267,25 @@ class EngineCore:
             if not track.finished:
                 track.finished = True
                 self._scheduler.remove(track)
+
+    def _repair(self) -> AuditReport:
+        """Audit the store and repair it; requests that hold what is inconsistent fail alone."""
+        sequences = len(self._store.sequences)
+        try:
+            found, seconds = self._auditor.run()
+        except RepairError as error:
+            self._beyond_repair = str(error)
+            raise
+        lost = frozenset(found.sequences)
+        jobs = [
+            job
+            for job in self._jobs.values()
+            if any(track.sequence in lost for track in job.tracks)
+        ]
+        self._untold += [
+            self._fail(job, "its cache blocks were found inconsistent") for job in jobs
+        ]
+        return self._auditor.report(found, seconds, sequences, len(jobs))
 
     def _audit(self) -> None:
         violations = audit(self._store)

@@ -202,12 +202,18 @@ class DoAudit:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """Violations of the store's rules, one sentence each; empty means clean."""
+    """Violations of the store's rules, one sentence each; empty means clean.
+
+    The store has been repaired by now. quarantined: blocks that are out of service by that.
+    failed_requests: those that held blocks which were found inconsistent.
+    """
 
     violations: tuple[str, ...]
     blocks: int
     sequences: int
     seconds: float
+    quarantined: tuple[int, ...] = ()
+    failed_requests: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ async def locate(body: PromptQuery, service: Parts) -> LocateBody:
 
 @router.get("/audit", summary="Check the store's rules on the live structure")
 async def audit(service: Parts) -> AuditBody:
-    """Return every violation; none means clean."""
+    """Return every violation, and what the repair took; none means clean."""
     report = await ask(service, DoAudit(), AuditReport)
     return AuditBody(
         clean=not report.violations,
@@ -160,6 +160,8 @@ async def audit(service: Parts) -> AuditBody:
         blocks=report.blocks,
         sequences=report.sequences,
         seconds=report.seconds,
+        quarantined=list(report.quarantined),
+        failed_requests=report.failed_requests,
     )
 
 

@@ -302,13 +302,19 @@ class LocateBody(BaseModel):
 
 
 class AuditBody(BaseModel):
-    """The answer of `audit`: violations of the store's rules; clean if there is none."""
+    """The answer of `audit`: violations of the store's rules; clean if there was none.
+
+    They are repaired by now. quarantined: blocks that are out of service by that, for good.
+    failed_requests: how many held them.
+    """
 
     clean: bool
     violations: list[str]
     blocks: int
     sequences: int
     seconds: float
+    quarantined: list[int]
+    failed_requests: int
 
 
 def need_one_prompt(body: PromptSource) -> None:

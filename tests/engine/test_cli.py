@@ -212,7 +212,7 @@ def test_every_setting_of_the_engine_has_a_flag(served: Served) -> None:
         "kv_memory": "1MiB", "block_size": 32, "max_model_len": 100, "max_batch_tokens": 64,
         "max_running": 3, "max_queue": 5, "hash_function": "sha256",
         "eviction": "adaptive",
-        "deployment": "d", "lease_seconds": 2.5, "served_model_name": "n",
+        "deployment": "d", "lease_seconds": 2.5, "audit_seconds": 7.5, "served_model_name": "n",
     }  # fmt: skip
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
     switches = ["--no-prefix-cache", "--no-explain-misses", "--debug-audit"]
@@ -374,11 +374,15 @@ def test_audit_status(
     """A clean audit exits 0, violations exit 3 and are printed; the environment's key is used."""
     monkeypatch.setenv(ADMIN_KEY_VARIABLE, "k" * 20)
     clean = {"clean": True, "violations": [], "blocks": 4, "sequences": 1, "seconds": 0.1}
+    clean |= {"quarantined": [], "failed_requests": 0}
     FakeAdmin.replies["audit"] = (200, clean)
     assert run(["cache", "audit", "--url", admin_url]) == 0
-    FakeAdmin.replies["audit"] = (200, clean | {"clean": False, "violations": ["rule 8"]})
+    broken = {"clean": False, "violations": ["rule 8"], "quarantined": [3, 4], "failed_requests": 2}
+    FakeAdmin.replies["audit"] = (200, clean | broken)
     assert run(["cache", "audit", "--url", admin_url]) == 3
-    assert "rule 8" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "rule 8" in told
+    assert "blocks quarantined: 3, 4; requests failed: 2" in told
     assert FakeAdmin.asked[0][2] == "Bearer " + "k" * 20
 
 

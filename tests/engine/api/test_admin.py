@@ -71,6 +71,8 @@ async def test_the_cache_report_has_pool_queue_and_tenants(admin: Api) -> None:
     assert report["queue"]["running"] == 2
     assert report["tenants"]["acme"]["hit_rate"] == 0.5
     assert report["tenants"]["acme"]["cached_bytes"] == 25 * 1024
+    apart = {"resumed": 3, "resumed_hit_tokens": 50, "resumed_computed_tokens": 7}
+    assert (apart | {"saved_tokens": 100}).items() <= report["tenants"]["acme"].items()
     assert report["worker"] == "worker-1"
     assert report["policy_hit_shares"] == {"lru": 0.5, "lrfu-60": 0.625}
 
@@ -345,9 +347,12 @@ async def test_tenants_that_cannot_be_read_are_a_503(admin: Api) -> None:
 async def test_the_audit_says_whether_it_is_clean(admin: Api) -> None:
     """Violations are listed, one sentence each."""
     assert (await admin.http.get("/admin/v1/audit")).json()["clean"] is True
-    admin.engine.admin_replies[DoAudit] = AuditReport(("block 3 is lost",), 100, 2, 0.01)
+    admin.engine.admin_replies[DoAudit] = AuditReport(
+        ("block 3 is lost",), 100, 2, 0.01, quarantined=(3,), failed_requests=1
+    )
     report = (await admin.http.get("/admin/v1/audit")).json()
     assert (report["clean"], report["violations"]) == (False, ["block 3 is lost"])
+    assert (report["quarantined"], report["failed_requests"]) == ([3], 1)
 
 
 @pytest.mark.parametrize(
