@@ -92,7 +92,7 @@ def pin(at: At, prompt_in: PromptIn, space: Space, terms: Terms) -> None:
                 f" {reply['blocks']:,} blocks, for {reply['seconds_left']:g} s"
             )
         else:
-            typer.echo("nothing of this prompt is cached, so there is nothing to pin")
+            typer.echo("nothing to pin: of this prompt nothing is cached that is not public")
     if not reply["kept"]:
         raise typer.Exit(1)
 
