@@ -23,7 +23,9 @@ COMPILES = not numba.config.DISABLE_JIT
 """Whether `compiled` compiles, or leaves functions as they are."""
 
 _SOURCES = (
+    "audit_open_ops.py",
     "audit_ops.py",
+    "audit_tree_ops.py",
     "chains.py",
     "curve_ops.py",
     "leaf_heaps.py",

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stemkv.kvstore import audit_ops, ops
+from stemkv.kvstore import audit_ops, audit_tree_ops, ops
 from stemkv.kvstore.audit_ops import Marks
 from stemkv.kvstore.ops import FILL, FIRST_CHILD, I32, I64, NONE, PARENT, PIN, REF, STATE
 from stemkv.kvstore.pool import halves
@@ -119,7 +119,7 @@ def rebuild(store: BlockStore, holds: Holds, published: Marks) -> None:
     meta[holds.out, STATE] = ops.QUARANTINED
     meta[published, STATE] = ops.PUBLISHED
     kept = np.flatnonzero(published).astype(np.int32)
-    audit_ops.enter_all(pool.table, pool.keys, kept)
+    audit_tree_ops.enter_all(pool.table, pool.keys, kept)
     depth = depths_of(np.where(published, meta[:, PARENT], NONE), published)
     _age_after_children(kept, depth, meta[:, PARENT], age)
     meta[kept, ops.STAMP] = (now - np.maximum(age[kept], 0)) & _LOW_31

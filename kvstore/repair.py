@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stemkv.kvstore import audit_ops, chains, ops
+from stemkv.kvstore import audit_open_ops, chains, ops
 from stemkv.kvstore.audit import audit
 from stemkv.kvstore.audit_ops import Marks
 from stemkv.kvstore.ghosts import FLUSHED
@@ -153,7 +153,7 @@ class _Repair:
         """Count who has which block."""
         store, capacity = self.store, self.store.pool.capacity
         held, read, root = np.zeros((3, capacity), np.int32)
-        audit_ops.hold_all(open_of(store), held)
+        audit_open_ops.hold_all(open_of(store), held)
         for state in store.sequences.values():
             root[store.table_of(state.number)] = state.root.index
         for copy in store.copies.open():

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from stemkv.kvstore import audit_ops, ops
+from stemkv.kvstore import audit_open_ops, audit_ops, ops
 from stemkv.kvstore.audit_ops import Marks
 from stemkv.kvstore.ops import FILL, NONE, PARENT, PIN, REF, STATE
 from stemkv.kvstore.store import BlockStore
@@ -206,7 +206,7 @@ def _references(rows: Rows, placed: ops.I32, *, named: bool) -> Iterator[Violati
     """Check who holds blocks. named: whether tables are right, so that blocks must be wrong."""
     store, meta = rows.store, rows.meta
     held, pinned = np.zeros((2, len(meta)), np.int32)
-    audit_ops.hold_all(open_of(store), held)
+    audit_open_ops.hold_all(open_of(store), held)
     for copy in store.copies.open():
         if 0 <= copy.source < len(meta):
             pinned[copy.source] += 1

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from stemkv.kvstore import audit_ops, chains, ops
-from stemkv.kvstore.audit_ops import Blocks, Open
+from stemkv.kvstore import audit_open_ops, chains, ops
+from stemkv.kvstore.audit_open_ops import Open
+from stemkv.kvstore.audit_ops import Blocks
 from stemkv.kvstore.keys import TOKEN_BYTES, as_bytes
 from stemkv.kvstore.ops import REF, STATE
 from stemkv.kvstore.pool import halves
@@ -55,10 +56,10 @@ def sequences(store: BlockStore, *, rows_hold: bool) -> Iterator[Violation]:
     owners, size = len(store.owners.names), store.config.block_size
     seen = np.full(pool.capacity, ops.NONE, np.int64)
     for k, state in enumerate(store.sequences.values()):
-        if not audit_ops.progress_holds(open_, k, size, owners):
+        if not audit_open_ops.progress_holds(open_, k, size, owners):
             yield Violation(_out_of_order(store, state), (), (state.number,))
             continue
-        at = int(audit_ops.first_misplaced(open_, k, seen))
+        at = int(audit_open_ops.first_misplaced(open_, k, seen))
         if at != ops.NONE:
             b = int(store.table_of(state.number)[at])
             what = "is no block" if not 0 <= b < pool.capacity else "stands twice in its table"
@@ -71,20 +72,20 @@ def sequences(store: BlockStore, *, rows_hold: bool) -> Iterator[Violation]:
 
 
 _CHAIN_FAULTS = {
-    audit_ops.WRITES_PUBLISHED: "would write to published block {} (rule 5)",
-    audit_ops.WRITES_SHARED: "would write to shared block {} (rule 5)",
-    audit_ops.WRITES_ON_BAD: "publishes, and holds block {}, which is out of service",
-    audit_ops.NOT_ITS_CHAIN: "block {} at {} is not its published chain (rule 5)",
-    audit_ops.OTHER_TOKENS: "block {} at {} holds other tokens (rule 2)",
+    audit_open_ops.WRITES_PUBLISHED: "would write to published block {} (rule 5)",
+    audit_open_ops.WRITES_SHARED: "would write to shared block {} (rule 5)",
+    audit_open_ops.WRITES_ON_BAD: "publishes, and holds block {}, which is out of service",
+    audit_open_ops.NOT_ITS_CHAIN: "block {} at {} is not its published chain (rule 5)",
+    audit_open_ops.OTHER_TOKENS: "block {} at {} holds other tokens (rule 2)",
 }
 
 
 def _chain(blocks: Blocks, open_: Open, k: int, state: SequenceState) -> Iterator[Violation]:
     """Check that a sequence holds its own published chain, and writes to nobody else's block."""
-    fault, at = audit_ops.first_fault(blocks, open_, k)
-    if fault != audit_ops.NO_FAULT:
+    fault, at = audit_open_ops.first_fault(blocks, open_, k)
+    if fault != audit_open_ops.NO_FAULT:
         b = int(open_.tables[state.number, at])
-        bad = (b,) if fault == audit_ops.WRITES_ON_BAD else ()
+        bad = (b,) if fault == audit_open_ops.WRITES_ON_BAD else ()
         text = _CHAIN_FAULTS[int(fault)].format(b, at)
         yield Violation(f"sequence {state.number}: {text}", bad, (state.number,))
 

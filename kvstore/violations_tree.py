@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
-from stemkv.kvstore import audit_ops, ops
+from stemkv.kvstore import audit_ops, audit_tree_ops, ops
 from stemkv.kvstore.audit_ops import Marks
 from stemkv.kvstore.ids import BlockKey
 from stemkv.kvstore.keys import as_bytes
@@ -13,7 +14,10 @@ from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.views import Violation
 from stemkv.kvstore.violations_open import blocks_of
 
+Numbers = npt.NDArray[np.intp]
+
 _FAULTS = 64
+"""So many blocks with the same fault are told of, where one is likely to bring others with it."""
 
 
 def index(store: BlockStore, live: Marks) -> Iterator[Violation]:
@@ -25,7 +29,7 @@ def index(store: BlockStore, live: Marks) -> Iterator[Violation]:
         yield Violation("the index and the published blocks are not the same set")
         return
     lost = np.zeros(pool.capacity, np.bool_)
-    audit_ops.find_all(blocks_of(store), lost)
+    audit_tree_ops.find_all(blocks_of(store), lost)
     for b in np.flatnonzero(lost).tolist():
         yield Violation(f"block {b} is not found under its own key")
     shown = live & published
@@ -36,12 +40,11 @@ def index(store: BlockStore, live: Marks) -> Iterator[Violation]:
         first = parent[b] < 0 or not wrong[parent[b]]
         message = f"block {b}: its key is not the hash of its content (rule 1)"
         yield Violation(message, (b,) if first else ())
-    # Twins have one key, of which the index finds one, or a wrong one.
-    if wrong.any() or lost.any():
-        yield from _twins(store, np.flatnonzero(shown))
+    # Of twins one at least has a wrong key, or is hidden by the other.
+    yield from _twins(store, np.flatnonzero(shown), np.flatnonzero(wrong | lost)[:_FAULTS])
 
 
-def wrong_keys(store: BlockStore, published: "np.ndarray[tuple[int], np.dtype[np.intp]]") -> Marks:
+def wrong_keys(store: BlockStore, published: Numbers) -> Marks:
     """Mark those of these blocks whose key is not the hash of the parent's key and the tokens.
 
     bool [capacity]. Parents must be blocks, or the blocks' own roots.
@@ -49,7 +52,7 @@ def wrong_keys(store: BlockStore, published: "np.ndarray[tuple[int], np.dtype[np
     pool, matcher = store.pool, store.matcher
     wrong = np.zeros(pool.capacity, np.bool_)
     if matcher.hashes_inside:
-        audit_ops.check_keys(blocks_of(store), published.astype(np.int32), wrong)
+        audit_tree_ops.check_keys(blocks_of(store), published.astype(np.int32), wrong)
         return wrong
     rows = pool.meta[published]
     for b, parent, root in zip(
@@ -61,20 +64,18 @@ def wrong_keys(store: BlockStore, published: "np.ndarray[tuple[int], np.dtype[np
     return wrong
 
 
-def _twins(
-    store: BlockStore, published: "np.ndarray[tuple[int], np.dtype[np.intp]]"
-) -> Iterator[Violation]:
-    """Check that no two blocks of one parent hold the same tokens (rule 7)."""
+def _twins(store: BlockStore, published: Numbers, suspects: Numbers) -> Iterator[Violation]:
+    """Check that no suspect has the parent and the tokens of another block (rule 7)."""
     pool = store.pool
-    content = np.column_stack([pool.meta[published, PARENT], pool.tokens[published]])
-    whole = np.ascontiguousarray(content).view(f"V{content.shape[1] * 4}").reshape(-1)
-    _, first, which, count = np.unique(
-        whole, return_index=True, return_inverse=True, return_counts=True
-    )
-    for i in np.flatnonzero(count > 1).tolist():
-        twins = published[which.reshape(-1) == i].tolist()
-        for twin in twins[1:]:
-            yield Violation(f"blocks {published[first[i]]} and {twin} are twins (rule 7)")
+    parents, told = pool.meta[published, PARENT], set()
+    for suspect in suspects.tolist():
+        siblings = published[parents == pool.meta[suspect, PARENT]]
+        same = siblings[(pool.tokens[siblings] == pool.tokens[suspect]).all(axis=1)]
+        for twin in same[same != suspect].tolist():
+            pair = (min(suspect, twin), max(suspect, twin))
+            if pair not in told:
+                told.add(pair)
+                yield Violation(f"blocks {pair[0]} and {pair[1]} are twins (rule 7)")
 
 
 def tree(store: BlockStore, live: Marks) -> Iterator[Violation]:
@@ -83,7 +84,7 @@ def tree(store: BlockStore, live: Marks) -> Iterator[Violation]:
     roots = np.fromiter((root.index for root in store.roots), np.int64, len(store.roots))
     listed = np.zeros(pool.capacity, np.bool_)
     faults = np.zeros((_FAULTS, 4), np.int64)
-    n = audit_ops.follow_children(blocks_of(store), roots, listed, faults)
+    n = audit_tree_ops.follow_children(blocks_of(store), roots, listed, faults)
     for code, _, parent, b in faults[:n].tolist():
         if code == audit_ops.OTHER_ROOT:
             root = pool.meta[parent, ops.ROOT] if parent >= 0 else -2 - parent
