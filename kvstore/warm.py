@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from stemkv.kvstore import ops
 from stemkv.kvstore.audit import audit
 from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.directory.null import NullDirectory
@@ -12,6 +13,7 @@ from stemkv.kvstore.flush import Flush, FlushKind
 from stemkv.kvstore.ids import FlushId, SequenceId
 from stemkv.kvstore.namespace import Namespace
 from stemkv.kvstore.pins import PinTerms
+from stemkv.kvstore.repair import repair
 from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.values import Admission, Shortage
 
@@ -52,7 +54,7 @@ def warm_up(config: StoreConfig) -> None:
     store.release(_run(store, np.arange(6 * size, dtype=np.int32)[::-1]))
     store.release(_run(store, prompt))
     _keep(store, prompt)
-    audit(store)
+    _repair(store, prompt)
     for kind in (FlushKind.PREFIX, FlushKind.ALL):
         store.flush(Flush(FlushId("warm-up"), kind, b"", prefix=prompt[:size].tobytes()))
     store.reclaim()
@@ -69,6 +71,15 @@ def _keep(store: BlockStore, prompt: npt.NDArray[np.int32]) -> None:
     store.account_counts()
     store.miss_ratio_curves()
     store.withdraw_public(public.key)
+
+
+def _repair(store: BlockStore, prompt: npt.NDArray[np.int32]) -> None:
+    """Audit the store in order, and with a fault in it that is repaired."""
+    sequence = _run(store, prompt)
+    assert not audit(store)
+    store.pool.accounts[ops.POOL, ops.FREED] += 1
+    assert repair(store).violations
+    store.release(sequence)
 
 
 def _run(store: BlockStore, tokens: npt.NDArray[np.int32]) -> SequenceId:

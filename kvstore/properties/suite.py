@@ -10,6 +10,7 @@ from stemkv.kvstore.jit import COMPILES
 from stemkv.kvstore.properties import damage, flush_scopes, flush_text, index, isolation, keys
 from stemkv.kvstore.properties.faults import FAULTS, audit_finds_the_fault
 from stemkv.kvstore.properties.machine import StoreMachine
+from stemkv.kvstore.properties.repairs import damage_is_repaired
 from stemkv.kvstore.properties.running import Drawn, Property, Setting
 from stemkv.kvstore.properties.scene import STORES
 
@@ -191,6 +192,18 @@ PROPERTIES: tuple[Property, ...] = (
             {
                 "kind": st.sampled_from(sorted(STORES)),
                 "harm": st.lists(damage.HARM, min_size=1, max_size=3),
+            },
+        ),
+    ),
+    Property(
+        "repair",
+        "A repair makes a damaged store whole, and it serves on.",
+        (8, 10, 14),
+        Drawn(
+            damage_is_repaired,
+            {
+                "kind": st.sampled_from(sorted(STORES)),
+                "harm": st.lists(damage.HARM, min_size=1, max_size=8),
             },
         ),
     ),
