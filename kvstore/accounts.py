@@ -21,21 +21,20 @@ _DEFAULT = Quota()
 
 @dataclass(slots=True, eq=False)
 class Accounts:
-    """All accounts, by tenant domain; 0 is the pool's own row, 1 the operator. None ever goes.
-
-    lost: blocks that one account lost to eviction for another, by their numbers.
-    """
+    """All accounts, by tenant domain; 0 is the pool's own row, 1 the operator. None ever goes."""
 
     pool: Pool
     clock: Callable[[], float]
     names: list[str] = field(default_factory=lambda: ["", OPERATOR])
-    lost: Counter[tuple[int, int]] = field(default_factory=Counter)
     _by_domain: dict[bytes, int] = field(default_factory=dict)
     _quotas: dict[bytes, Quota] = field(default_factory=dict)
     _block_seconds: "np.ndarray[tuple[int], np.dtype[np.float64]]" = field(
         default_factory=lambda: np.zeros(2)
     )
     _integrated: float = field(init=False)
+    _last_uses: "memoryview[float]" = field(init=False)
+    _asking: int = 0
+    _lost: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         """Open the operator's account, which may hold what is reserved for it and no more."""
@@ -43,6 +42,7 @@ class Accounts:
         assert operator == self.operator
         self.pool.terms[operator] = 0.0
         self._integrated = self.clock()
+        self._last_uses = self.pool.terms.data.cast("B").cast("d")
 
     @property
     def operator(self) -> int:
@@ -67,7 +67,7 @@ class Accounts:
     def use(self, account: int) -> None:
         """Note that an account uses the cache, and add up what has been held until now."""
         now = self.clock()
-        self.pool.terms[account, victims.LAST_USE] = now
+        self._last_uses[2 * account + victims.LAST_USE] = now
         if now - self._integrated > _INTEGRATED_SECONDS:
             self.integrate(now)
 
@@ -98,6 +98,11 @@ class Accounts:
             self._open(domain)
         for domain, number in self._by_domain.items():
             self._put(number, quotas.get(domain, _DEFAULT))
+
+    @property
+    def limited(self) -> bool:
+        """Whether anything is reserved or capped, so that idle blocks are not there for all."""
+        return bool(self._quotas or self.pool.accounts[self.operator, ops.RESERVE])
 
     def set_aside(self, blocks: int) -> None:
         """Reserve so many blocks for public prefixes; raises ValueError if there is no room."""
@@ -158,6 +163,7 @@ class Accounts:
         number = self._by_domain.get(domain)
         if number is None:
             number = self.pool.add_account()
+            self._last_uses = self.pool.terms.data.cast("B").cast("d")
             self._by_domain[domain] = number
             self.names.append("")
             self._block_seconds = np.append(self._block_seconds, 0.0)
@@ -173,15 +179,23 @@ class Accounts:
 
     # --- reports -----------------------------------------------------------------------------
 
-    def note_losses(self, asking: int) -> int:
-        """Take in what an eviction for an account took from each; return how many blocks."""
-        total = 0
+    def note_asking(self, account: int) -> None:
+        """Note for whom an eviction is, or was a moment ago: what it takes is added up for it."""
+        if account != self._asking:
+            self._add_up_losses()
+            self._asking = account
+
+    @property
+    def lost(self) -> Mapping[tuple[int, int], int]:
+        """Blocks that one account lost to eviction for another, by their numbers."""
+        self._add_up_losses()
+        return self._lost
+
+    def _add_up_losses(self) -> None:
+        """Take in what evictions for the account that asked last have taken from each."""
         for account in np.flatnonzero(self.pool.lost).tolist():
-            blocks = int(self.pool.lost[account])
-            self.lost[account, asking] += blocks
-            total += blocks
+            self._lost[account, self._asking] += int(self.pool.lost[account])
         self.pool.lost[:] = 0
-        return total
 
     def counts(self) -> dict[str, AccountCounts]:
         """Return what every account holds and has lost, by name; unnamed ones are left out."""

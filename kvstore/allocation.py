@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
-from stemkv.kvstore import ops
-from stemkv.kvstore.accounts import Accounts
+from stemkv.kvstore import ops, victims
+from stemkv.kvstore.accounts import IDLE_SECONDS, Accounts
 from stemkv.kvstore.directory.protocol import Directory
 from stemkv.kvstore.events import EventStream
 from stemkv.kvstore.eviction import Eviction, Order
@@ -23,13 +22,6 @@ from stemkv.kvstore.views import EventKind
 
 _SWEPT_ROWS = 4096
 """Rows that are looked at in one go for what flushes have left behind."""
-
-
-class For(NamedTuple):
-    """Whom blocks are for: the root that they are charged to, and the number of the tenant."""
-
-    root: Root
-    owner: int
 
 
 @dataclass(slots=True, eq=False)
@@ -68,25 +60,54 @@ class Allocator:
         if needed + adopted <= room:
             return None
         if needed + adopted <= whole:
-            return Shortage("quota", needed, max(0, room - adopted))
-        return Shortage("blocks", needed, max(0, whole - adopted))
+            return Shortage("quota", needed + adopted, max(0, room))
+        return Shortage("blocks", needed + adopted, max(0, whole))
 
-    def take(self, wanted: int, asking: For) -> I32:
+    def grant(self, wanted: int, root: Root, owner: int) -> I32 | None:
+        """Take blocks for a root, evicting as need be; None if it may not have so many.
+
+        owner: number of the tenant whose need it is.
+        """
+        if self.order.by_list and not self.events.on:
+            answer, blocks, gone, departed = self.pool.grant(
+                wanted,
+                (root.index, owner, self.clock(), IDLE_SECONDS),
+                self.owners.evicted,
+                self.ghosts,
+            )
+            if answer == victims.GRANTED:
+                self.evicted += gone
+                if gone:
+                    self.accounts.note_asking(root.account)
+                if len(departed) and self.directory.listens:
+                    self.directory.record((), PackedKeys(departed.tobytes()))
+                return blocks
+            if answer == victims.REFUSED:
+                return None
+        room, _ = self.pool.available(root.account)
+        return self._take(wanted, root, owner) if wanted <= room else None
+
+    def take(self, wanted: int, root: Root, owner: int) -> I32:
         """Take blocks that are known to be available, evicting as need be."""
         if not wanted:
             return NO_BLOCKS
-        own, evict = self._to_evict(wanted, asking.root.account)
+        blocks = self.grant(wanted, root, owner)
+        assert blocks is not None, "blocks were promised that there are not"
+        return blocks
+
+    def _take(self, wanted: int, root: Root, owner: int) -> I32:
+        own, evict = self._to_evict(wanted, root.account)
         if evict > 0 and self.pool.stale:
             self.reclaim(self.pool.capacity)
-            own, evict = self._to_evict(wanted, asking.root.account)
-        victims = NO_BLOCKS
+            own, evict = self._to_evict(wanted, root.account)
+        gone = NO_BLOCKS
         if evict > 0:
-            self._let_pins_give_way(evict, own, asking.root.account)
-            victims = self._evict(evict, own, asking)
-            assert len(victims) == evict, "blocks were promised that nobody may lose"
-        return self.pool.take(wanted, victims, asking.root.index)
+            self._let_pins_give_way(evict, own, root.account)
+            gone = self._evict(evict, own, root.account, owner)
+            assert len(gone) == evict, "blocks were promised that nobody may lose"
+        return self.pool.take(wanted, gone, root.index)
 
-    def tidy(self, asking: For) -> None:
+    def tidy(self, account: int, owner: int) -> None:
         """Evict until keep_free blocks are free, or nothing is left that could be evicted.
 
         What an owner wrote a moment ago is not retained if it would be the first to go anyway.
@@ -94,9 +115,9 @@ class Allocator:
         if self.pool.free >= self.keep_free:
             return
         self.reclaim(self.pool.capacity)
-        evict = min(self.keep_free - self.pool.free, self.pool.obtainable(asking.root.account))
+        evict = min(self.keep_free - self.pool.free, self.pool.obtainable(account))
         if evict > 0:
-            self.pool.free_all(self._evict(evict, 0, asking))
+            self.pool.free_all(self._evict(evict, 0, account, owner))
 
     def reclaim(self, rows: int = _SWEPT_ROWS) -> None:
         """Free what flushes have left behind, among the next so many rows."""
@@ -117,7 +138,8 @@ class Allocator:
         if len(blocks):
             keys = self.pool.keys_of(blocks)
             self.ghosts.add(keys, seconds, cause)
-            self.directory.record((), PackedKeys(keys.tobytes()))
+            if self.directory.listens:
+                self.directory.record((), PackedKeys(keys.tobytes()))
             if self.events.on:
                 kind: EventKind = "flushed" if cause == FLUSHED else "removed"
                 for account, mine in self.pool.by_account(blocks):
@@ -145,10 +167,11 @@ class Allocator:
         while self.pins and self.pool.obtainable(account) < evict and self.pins.give_way(helps):
             pass
 
-    def _evict(self, wanted: int, own: int, asking: For) -> I32:
-        eviction = Eviction(wanted, asking.root.account, own, self.accounts.used_since)
+    def _evict(self, wanted: int, own: int, account: int, owner: int) -> I32:
+        self.accounts.note_asking(account)
+        eviction = Eviction(wanted, account, own, self.accounts.used_since)
         departed = self.order.evict(eviction, self.owners.evicted)
-        self.evicted += self.accounts.note_losses(asking.root.account)
+        self.evicted += len(departed.blocks)
         if len(departed.published):
-            self.forget(departed.published, asking.owner, self.clock())
+            self.forget(departed.published, owner, self.clock())
         return departed.blocks

@@ -7,6 +7,7 @@ import numpy as np
 
 from stemkv.kvstore.jit import compiled
 from stemkv.kvstore.ops import (
+    ACCOUNT,
     COLLISION,
     FILL,
     I32,
@@ -17,7 +18,6 @@ from stemkv.kvstore.ops import (
     NONE,
     OWNER,
     PARENT,
-    PIN,
     PUBLISHED,
     REF,
     STATE,
@@ -30,9 +30,11 @@ from stemkv.kvstore.ops import (
     first_child,
     hold,
     insert_key,
+    is_held,
     let_go,
     remove_child,
 )
+from stemkv.kvstore.victims import available
 from stemkv.kvstore.xxh3 import swapped, xxh3_128
 
 # Columns of a sequence's row; see `sequences.SequenceState`.
@@ -148,27 +150,29 @@ def match_chain(
     tokens: I32,
     meta: I32,
     roots: I64,
+    accounts: I64,
     table: I64,
     keys: U64,
     prompt: I32,
     root: Int,
     owner: Int,
     out: I32,
-) -> tuple[Int, Int, Int, Int]:
+) -> tuple[int, int, int, int, int]:
     """Find a prompt's leading published blocks, and the best part of one more.
 
     A parent's newest child is tried first, then its key is looked up; a parent without children
     needs no key. out gets the blocks; returned are their count, what `best_partial` says of the
-    owner's blocks after them, and how many of them nothing holds that the root's account pays for.
+    owner's blocks after them, how many of them nothing holds, and how many blocks the root's
+    account could be given now (`victims.available`).
     """
     size = tokens.shape[1]
     words = np.empty(2 + size // 2, np.uint64)
     parent = np.int64(-2 - root)
-    n, unheld = 0, 0
+    n, unheld, block, length = 0, 0, NONE, 0
     while n < out.shape[0]:
         b = np.int64(first_child(meta, roots, parent))
         if b < 0:
-            return n, NONE, 0, unheld
+            break
         if not matches(tokens, meta, b, parent, prompt, n * size):
             low, high = child_key(keys, roots, prompt, n * size, parent, words)
             b = np.int64(
@@ -179,12 +183,13 @@ def match_chain(
         out[n] = b
         parent = b
         n += 1
-        if meta[b, REF] == 0 and meta[b, PIN] == 0:
+        if not is_held(meta, b):
             unheld += 1
-    if n * size == prompt.shape[0]:
-        return n, NONE, 0, unheld
-    block, length = best_partial(tokens, meta, roots, prompt, n * size, parent, owner)
-    return n, block, length, unheld
+    if n * size < prompt.shape[0]:
+        found = best_partial(tokens, meta, roots, prompt, n * size, parent, owner)
+        block, length = int(found[0]), int(found[1])
+    room, _ = available(accounts, keys.shape[0], roots[root, ACCOUNT])
+    return n, block, length, unheld, int(room)
 
 
 @compiled

@@ -11,14 +11,13 @@ from itertools import islice
 import numpy as np
 
 from stemkv.kvstore import ops
-from stemkv.kvstore.finding import Way
 from stemkv.kvstore.ghosts import FLUSHED, Ghost
 from stemkv.kvstore.ids import BlockKey
 from stemkv.kvstore.keys import as_bytes, chain
 from stemkv.kvstore.matching import Match
 from stemkv.kvstore.namespace import Namespace
 from stemkv.kvstore.pool import Tokens
-from stemkv.kvstore.roots import Root
+from stemkv.kvstore.roots import Root, Way
 from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.views import Explanation, StopReason
 
@@ -65,8 +64,8 @@ class _Case:
 
     @classmethod
     def of(cls, store: BlockStore, namespace: Namespace, prompt: Tokens, hurried: bool) -> "_Case":
-        way, found = store.find(namespace, prompt)
-        return cls(store, namespace, prompt, way, *found, hurried)
+        way, (match, parent) = store.find(namespace, prompt)
+        return cls(store, namespace, prompt, way, match, parent, hurried)
 
     @property
     def is_public(self) -> bool:

@@ -1,7 +1,6 @@
 """Where a prompt's chain goes, and what of it is there: public blocks, then the tenant's own."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,28 +12,13 @@ from stemkv.kvstore.ops import NONE
 from stemkv.kvstore.owners import Owners
 from stemkv.kvstore.pool import Tokens
 from stemkv.kvstore.public import Publics
-from stemkv.kvstore.quotas import OPERATOR
-from stemkv.kvstore.roots import Root, Roots
-from stemkv.kvstore.sequences import Path
+from stemkv.kvstore.roots import Path, Root, Roots, Way
 
+Found = tuple[Match, int]
+"""What is there of a prompt, and what comes next hangs on: NONE for no root at all."""
 
-class Way(NamedTuple):
-    """A prompt's chain as far as it exists: see `Path`; a root is None if nothing hangs on it.
-
-    key: of the last public block, b"" for none.
-    """
-
-    public: Root | None
-    root: Root | None
-    entry: int = 0
-    key: bytes = b""
-
-
-class Found(NamedTuple):
-    """What is there of a prompt. parent: what comes next hangs on it, NONE for no root at all."""
-
-    match: Match
-    parent: int
+_NOWHERE = Way(None)
+_NOTHING: Found = (NO_MATCH, NONE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,38 +34,33 @@ class Finder:
 
     def way(self, namespace: Namespace, prompt: Tokens) -> Way:
         """Say where a prompt's chain goes, making nothing."""
-        if not self.publics:
-            return Way(None, self.roots.find(namespace))
-        entry, key = self.publics.entry(namespace, prompt)
+        entry, key = self.publics.entry(namespace, prompt) if self.publics else (0, b"")
         if not entry:
-            return Way(None, self.roots.find(namespace))
+            root = self.roots.find(namespace)
+            return root.way if root else _NOWHERE
         space = self.publics.namespace(namespace.adapter, namespace.adapter_digest)
-        return Way(self.roots.find(space), self.roots.find(namespace, key), entry, key)
+        return Way(self.roots.find(namespace, key), self.roots.find(space), entry, key)
 
-    def path(self, namespace: Namespace, prompt: Tokens) -> Path:
-        """Say where a prompt's chain goes, making the roots that are missing."""
-        if not self.publics:
-            return Path(self.roots.get(namespace))
-        entry, key = self.publics.entry(namespace, prompt)
-        if not entry:
-            return Path(self.roots.get(namespace))
+    def path(self, way: Way, namespace: Namespace, prompt: Tokens) -> Path:
+        """Say where a prompt's chain goes, making the roots that are missing on its way."""
+        if not way.entry:
+            return (way.root or self.roots.get(namespace)).path
         space = self.publics.namespace(namespace.adapter, namespace.adapter_digest)
-        above = as_bytes(prompt[: entry * self.block_size])
-        return Path(self.roots.get(namespace, key, above), self.roots.get(space), entry)
+        above = as_bytes(prompt[: way.entry * self.block_size])
+        own = way.root or self.roots.get(namespace, way.key, above)
+        return Path(own, way.public or self.roots.get(space), way.entry)
 
     def find(self, way: Way, prompt: Tokens, tenant: str) -> Found:
         """Return what is there along a way; a tenant's own blocks, and public ones, in part too."""
         if not way.entry:
             return self._below(way.root, prompt, self.owners.find(tenant))
         start = way.entry * self.block_size
-        public = self._below(way.public, prompt[:start], self.owners.find(OPERATOR))
-        if len(public.match.blocks) < way.entry:
-            match = public.match
-            return Found(match._replace(unheld=0, unheld_public=match.unheld), public.parent)
-        match, parent = self._below(way.root, prompt[start:], self.owners.find(tenant))
-        blocks = np.concatenate([public.match.blocks, match.blocks])
-        found = match._replace(blocks=blocks, unheld_public=public.match.unheld)
-        return Found(found, parent)
+        public, parent = self._below(way.public, prompt[:start], self.owners.operator)
+        if len(public.blocks) < way.entry:
+            return public._replace(unheld=0, room=-1, unheld_public=public.unheld), parent
+        own, parent = self._below(way.root, prompt[start:], self.owners.find(tenant))
+        blocks = np.concatenate([public.blocks, own.blocks])
+        return own._replace(blocks=blocks, unheld_public=public.unheld), parent
 
     def keys(self, namespace: Namespace, prompt: Tokens) -> list[BlockKey]:
         """Return the keys that a prompt's full blocks have, cached or not."""
@@ -97,7 +76,7 @@ class Finder:
 
     def _below(self, root: Root | None, prompt: Tokens, owner: int) -> Found:
         if root is None:
-            return Found(NO_MATCH, NONE)
+            return _NOTHING
         match = self.matcher.match(root, prompt, owner, partial=self.partial)
         parent = int(match.blocks[-1]) if len(match.blocks) else root.reference
-        return Found(match, parent)
+        return match, parent

@@ -11,6 +11,7 @@ import numpy as np
 from stemkv.kvstore.jit import compiled
 from stemkv.kvstore.ops import (
     ACCOUNT,
+    CACHED,
     DEAD,
     F64,
     FIRST_CHILD,
@@ -20,6 +21,7 @@ from stemkv.kvstore.ops import (
     KEEP,
     NONE,
     OPERATOR,
+    OWNER,
     PARENT,
     PIN,
     PUBLISHED,
@@ -31,11 +33,12 @@ from stemkv.kvstore.ops import (
     Int,
 )
 from stemkv.kvstore.victims import (
+    count_out,
     evict_oldest,
     fair_floors,
+    leave,
     lowest_floors,
     own_floors,
-    remove,
 )
 
 OUTSIDE = -2
@@ -253,7 +256,9 @@ def evict_lowest(
         b = leaves.top[a]
         parent = meta[b, PARENT]
         take_out(leaves, a, b)
-        remove(meta, roots, accounts, table, keys, evicted, lost, b)
+        leave(meta, roots, table, keys, b)
+        count_out(roots, accounts, lost, meta[b, ROOT], CACHED, 1)
+        evicted[meta[b, OWNER]] += 1
         out[n], departed[left] = b, b
         n += 1
         left += 1

@@ -18,13 +18,15 @@ class Match(NamedTuple):
     """What of a prompt is there: leading full blocks, then `partial_tokens` of block `partial`.
 
     unheld: how many of the blocks nothing holds that the prompt's own account is charged with;
-    unheld_public: and of those that the operator is charged with.
+    room: how many blocks that account could be given besides, -1 if that was not looked at;
+    unheld_public: how many of the blocks nothing holds that the operator is charged with.
     """
 
     blocks: I32
     partial: int = NONE
     partial_tokens: int = 0
     unheld: int = 0
+    room: int = -1
     unheld_public: int = 0
 
 
@@ -85,7 +87,7 @@ class Matcher:
         """
         if self.hashes_inside:
             found = self.pool.match_chain(prompt, root.index, owner)
-            return Match(*found) if partial else Match(found[0], unheld=found[3])
+            return Match(*found) if partial else Match(found[0], NONE, 0, *found[3:])
         blocks = self.full_blocks(root, prompt)
         unheld = self.pool.unheld(blocks, root.account)
         offset = len(blocks) * self.pool.block_size

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stemkv.kvstore import chains, ops, victims
+from stemkv.kvstore.ghosts import GhostLog
 from stemkv.kvstore.ids import BlockKey
 from stemkv.kvstore.ops import CACHED, F64, I32, I64, KEPT, NONE, PIN, POOL, REF, STATE, TAILS, U64
 
@@ -41,6 +42,11 @@ class Departed(NamedTuple):
 
     blocks: I32
     published: I32
+
+
+Asking = tuple[int, int, float, float]
+"""For whom blocks are: index of the root, number of the tenant; and the time, and after how long
+an account that does not use the cache is idle, in seconds."""
 
 
 class SequenceArrays(Protocol):
@@ -168,17 +174,18 @@ class Pool:
             chains.walk(self.tokens, self.meta, self.roots, prompt, parent, start, len(out), out)
         )
 
-    def match_chain(self, prompt: Tokens, root: int, owner: int) -> tuple[I32, int, int, int]:
+    def match_chain(self, prompt: Tokens, root: int, owner: int) -> tuple[I32, int, int, int, int]:
         """Return the leading published blocks of a prompt, and the best part of one more.
 
-        root: index of the root. Last, how many of the blocks nothing holds. See
-        `chains.match_chain`.
+        root: index of the root. Last, how many of the blocks nothing holds, and how many could be
+        had besides. See `chains.match_chain`.
         """
         out = np.empty(len(prompt) // self.block_size, np.int32)
-        found, partial, length, unheld = chains.match_chain(
+        found, partial, length, unheld, room = chains.match_chain(
             self.tokens,
             self.meta,
             self.roots,
+            self.accounts,
             self.table,
             self.keys,
             prompt,
@@ -186,7 +193,7 @@ class Pool:
             owner,
             out,
         )
-        return out[:found], int(partial), int(length), int(unheld)
+        return out[:found], partial, length, unheld, room
 
     def find_twin(self, prompt: Tokens, offset: int, parent: int, key: BlockKey) -> int:
         """Return the block under a key if it is parent's child with prompt's tokens at offset.
@@ -273,6 +280,33 @@ class Pool:
         out = np.empty(wanted, np.int32)
         victims.take(self.meta, self.roots, self.accounts, evicted, root, out)
         return out
+
+    def grant(
+        self, wanted: int, asking: Asking, evicted: I64, ghosts: GhostLog
+    ) -> tuple[int, I32, int, U64]:
+        """Take blocks for a root, evicting by age, as far as that is simple: see `victims.grant`.
+
+        Returns its answer, the blocks, how many went for them, and the keys that went, of which
+        ghosts are told.
+        """
+        out, departed = np.empty(wanted, np.int32), np.empty((wanted, 2), np.uint64)
+        answer, gone, left = victims.grant(
+            self.meta,
+            self.roots,
+            self.accounts,
+            self.table,
+            self.keys,
+            self.terms,
+            *asking,
+            evicted,
+            self.lost,
+            *ghosts.ring,
+            ghosts.written,
+            departed,
+            out,
+        )
+        ghosts.written += left
+        return int(answer), out, int(gone), departed[:left]
 
     def free_all(self, evicted: I32) -> None:
         """Put evicted blocks on the free list."""

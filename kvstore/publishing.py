@@ -86,8 +86,8 @@ class Publisher:
 
     def _tell(self, stored: I32) -> None:
         if len(stored):
-            keys = self.pool.keys_of(stored)
-            self.directory.record(PackedKeys(keys.tobytes()), ())
+            if self.directory.listens:
+                self.directory.record(PackedKeys(self.pool.keys_of(stored).tobytes()), ())
             if self.events.on:
                 for account, mine in self.pool.by_account(stored):
                     self.events.record("stored", account, self.pool.keys_of(mine))

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stemkv.kvstore import chains
-from stemkv.kvstore.allocation import Allocator, For
+from stemkv.kvstore.allocation import Allocator
 from stemkv.kvstore.copies import Copies
 from stemkv.kvstore.ids import SequenceId
 from stemkv.kvstore.ops import I32, NONE
@@ -56,7 +56,7 @@ class Reserver:
         shortage = self.allocator.shortage(needed, state.root.account)
         if shortage is not None:
             return shortage
-        fresh = self.allocator.take(needed, For(state.root, state.owner))
+        fresh = self.allocator.take(needed, state.root, state.owner)
         for i, block in zip(shared, fresh.tolist(), strict=False):
             self._replace(state, i, block)
         self.sequences.append_blocks(state, fresh[len(shared) :])
@@ -74,10 +74,13 @@ class Reserver:
             fresh = NO_BLOCKS
             if needed:
                 state = sequences[SequenceId(int(first))]
-                room, _ = self.pool.available(state.root.account)
-                if needed > room:
+                root, owner = state.root, state.owner
+                granted = self.allocator.grant(int(needed), root, owner)
+                if granted is None:
+                    room, _ = self.pool.available(root.account)
                     stop, needed = chains.fit_batch(sequences.rows, batch, done, stop, size, room)
-                fresh = self.allocator.take(int(needed), For(state.root, state.owner))
+                    granted = self.allocator.take(int(needed), root, owner)
+                fresh = granted
             if stop > done:
                 chains.reserve_batch(
                     sequences.rows, sequences.tables, batch, done, stop, size, fresh

@@ -12,6 +12,7 @@ public block hang on different roots, and no path leads from one to the other.
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from stemkv.kvstore.accounts import Accounts
 from stemkv.kvstore.config import StoreConfig
@@ -53,6 +54,14 @@ class Root:
     sequences: int = 0
     died: float | None = None
 
+    # Prompts that no public prefix leads are the most: theirs are made once.
+    way: "Way" = field(init=False)
+    path: "Path" = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make the ways that lead from here, and nowhere else."""
+        self.way, self.path = Way(self), Path(self)
+
     @property
     def alive(self) -> bool:
         """Whether it is of the present generation."""
@@ -62,6 +71,31 @@ class Root:
     def reference(self) -> int:
         """How `meta` names this root as a parent."""
         return -2 - self.index
+
+
+class Way(NamedTuple):
+    """A prompt's chain as far as it exists: see `Path`; a root is None if nothing hangs on it.
+
+    key: of the last public block, b"" for none.
+    """
+
+    root: Root | None
+    public: Root | None = None
+    entry: int = 0
+    key: bytes = b""
+
+
+class Path(NamedTuple):
+    """Where a chain goes: `entry` blocks from the root `public` (or None), the rest from `root`."""
+
+    root: Root
+    public: Root | None = None
+    entry: int = 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether all of it is of the present generation."""
+        return self.root.alive and (self.public is None or self.public.alive)
 
 
 @dataclass(slots=True, eq=False)

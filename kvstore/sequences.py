@@ -15,7 +15,7 @@ from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.ids import SequenceId
 from stemkv.kvstore.ops import I32, I64
 from stemkv.kvstore.pool import Tokens
-from stemkv.kvstore.roots import Root
+from stemkv.kvstore.roots import Path, Root
 
 
 class _Cell:
@@ -57,7 +57,7 @@ class SequenceState:
     prompt_blocks = _Cell(chains.PROMPT_BLOCKS)
     entry = _Cell(chains.ENTRY)
 
-    def __init__(self, number: SequenceId, path: "Path", cells: memoryview) -> None:
+    def __init__(self, number: SequenceId, path: Path, cells: memoryview) -> None:
         self.number = number
         self.root = path.root
         self.public = path.public
@@ -65,7 +65,7 @@ class SequenceState:
         self._at = number * chains.SEQUENCE_COLUMNS
 
     @property
-    def path(self) -> "Path":
+    def path(self) -> Path:
         """Where its chain goes."""
         return Path(self.root, self.public, self.entry)
 
@@ -75,19 +75,6 @@ class SequenceState:
             return self.root
         assert self.public is not None
         return self.public
-
-
-class Path(NamedTuple):
-    """Where a chain goes: `entry` blocks from the root `public` (or None), the rest from `root`."""
-
-    root: Root
-    public: Root | None = None
-    entry: int = 0
-
-    @property
-    def alive(self) -> bool:
-        """Whether all of it is of the present generation."""
-        return self.root.alive and (self.public is None or self.public.alive)
 
 
 class Progress(NamedTuple):

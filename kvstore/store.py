@@ -29,14 +29,14 @@ import numpy.typing as npt
 
 from stemkv.kvstore import chains, ops, scoring
 from stemkv.kvstore.accounts import Accounts
-from stemkv.kvstore.allocation import Allocator, For
+from stemkv.kvstore.allocation import Allocator
 from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.copies import Copies
 from stemkv.kvstore.curves import MissRatioCurves
 from stemkv.kvstore.directory.protocol import Directory
 from stemkv.kvstore.events import EventStream
 from stemkv.kvstore.eviction import make_order
-from stemkv.kvstore.finding import Finder, Found, Way
+from stemkv.kvstore.finding import Finder, Found
 from stemkv.kvstore.flush import Flush, FlushReport
 from stemkv.kvstore.flushing import Flusher
 from stemkv.kvstore.ghosts import GhostLog
@@ -53,8 +53,8 @@ from stemkv.kvstore.public import Publics
 from stemkv.kvstore.publishing import Publisher
 from stemkv.kvstore.quotas import OPERATOR, Quota
 from stemkv.kvstore.reserving import Reserver
-from stemkv.kvstore.roots import Roots
-from stemkv.kvstore.sequences import Path, Progress, Sequences, SequenceState
+from stemkv.kvstore.roots import Path, Roots, Way
+from stemkv.kvstore.sequences import Progress, Sequences, SequenceState
 from stemkv.kvstore.values import Admission, Copy, Following, Lookup, Shortage
 from stemkv.kvstore.views import (
     AccountCounts,
@@ -170,8 +170,8 @@ class BlockStore:
     def find(self, namespace: Namespace, prompt: Tokens) -> tuple[Way, Found]:
         """Say where a prompt's chain goes, and what of it is there, as a lookup sees it."""
         way = self._finder.way(namespace, prompt)
-        found = self._finder.find(way, prompt, namespace.tenant)
-        return way, found if self.may_hit else Found(NO_MATCH, found.parent)
+        match, parent = self._finder.find(way, prompt, namespace.tenant)
+        return way, (match if self.may_hit else NO_MATCH, parent)
 
     def makes_room(self, sequence: SequenceId, needing: SequenceId) -> bool:
         """Whether another sequence could have more blocks if this one were released."""
@@ -308,7 +308,7 @@ class BlockStore:
         if shortage is not None:
             return shortage
         # Only now that nothing can go wrong are roots and an owner made.
-        path = self._finder.path(namespace, prompt)
+        path = self._finder.path(way, namespace, prompt)
         owner = self.owners.get(namespace.tenant)
         self.accounts.use(path.root.account)
         self._count_lookup(owner, len(prompt), match, again)
@@ -376,7 +376,7 @@ class BlockStore:
             self._count_reuse(state, blocks)
         self._open.close(state)
         if self.config.keep_free:
-            self._allocator.tidy(For(state.root, state.owner))
+            self._allocator.tidy(state.root.account, state.owner)
         if self.roots.dead:
             self._allocator.reclaim()
 
@@ -489,8 +489,8 @@ class BlockStore:
         """
         self.pins.expire()
         prompt = _plain(prompt)
-        way, found = self.find(namespace, prompt)
-        blocks = found.match.blocks[way.entry :][: terms.max_blocks]
+        way, (match, _) = self.find(namespace, prompt)
+        blocks = match.blocks[way.entry :][: terms.max_blocks]
         if way.root is None or not len(blocks):
             return PinInfo(0, namespace.tenant, namespace.adapter, namespace.salt, 0, 0, 0.0, 0.0)
         account = way.root.account
@@ -529,9 +529,12 @@ class BlockStore:
 
     def _fit(self, match: Match, needed: int, account: int) -> tuple[Match, Shortage | None]:
         """Check that a match can be adopted and the rest taken; give the copy up if it cannot."""
-        if not needed:
-            return match, None
         own, public = match.unheld, match.unheld_public
+        # As a rule there is more than enough, which the lookup has seen already.
+        if not public and needed + own + 1 <= match.room:
+            return match, None
+        if not needed and not (self.accounts.limited and own + public):
+            return match, None
         if match.partial >= 0:
             source = np.array([match.partial], np.int32)
             own += self.pool.unheld(source, account)
@@ -573,7 +576,7 @@ class BlockStore:
             self.pool.pin(match.partial)
             if self.events.on:
                 self._tell("copied", np.array([match.partial], np.int32))
-        fresh = self._allocator.take(needed, For(path.root, owner))
+        fresh = self._allocator.take(needed, path.root, owner)
         if match.partial >= 0:
             self.copies.plan(match.partial, int(fresh[0]), match.partial_tokens)
             self.pool.unpin([match.partial])
@@ -606,7 +609,8 @@ class BlockStore:
         mine = blocks[state.entry : state.published]
         mine = mine[: scoring.leading_live(self.pool.meta, self.pool.roots, mine)]
         if len(mine):
-            looked_up = max(0, state.prompt_blocks - state.entry)
+            # A sequence may be closed before all of its prompt is in the index.
+            looked_up = min(max(0, state.prompt_blocks - state.entry), len(mine))
             self.curves.use(state.root.account, self.pool.keys_of(mine), looked_up)
 
 

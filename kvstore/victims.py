@@ -48,7 +48,6 @@ from stemkv.kvstore.ops import (
     charge,
     delete_key,
     is_held,
-    kind_of,
     link_newest,
     tail_list,
     tally,
@@ -141,25 +140,19 @@ def oldest(meta: I32, accounts: I64, floors: I64, kind: Int) -> tuple[Int, Int]:
 
 
 @compiled
-def remove(
-    meta: I32,
-    roots: I64,
-    accounts: I64,
-    table: I64,
-    keys: U64,
-    evicted: I64,
-    lost: I64,
-    b: Int,
-) -> None:
-    """Evict a block that nothing holds or keeps: it is on no list then, and nobody's."""
-    root = meta[b, ROOT]
+def leave(meta: I32, roots: I64, table: I64, keys: U64, b: Int) -> None:
+    """Take a block that nothing holds or keeps off its list, and out of tree and index."""
     unlink(meta, b)
-    tally(roots, accounts, root, kind_of(meta, b), -1)
-    charge(roots, accounts, root, -1)
-    evicted[meta[b, OWNER]] += 1
-    lost[roots[root, ACCOUNT]] += 1
     withdraw(meta, roots, table, keys, b)
     meta[b, STATE] = PRIVATE
+
+
+@compiled
+def count_out(roots: I64, accounts: I64, lost: I64, root: Int, kind: Int, blocks: Int) -> None:
+    """Count blocks of a root that eviction took: they are nobody's now."""
+    tally(roots, accounts, root, kind, -blocks)
+    charge(roots, accounts, root, -blocks)
+    lost[roots[root, ACCOUNT]] += blocks
 
 
 @compiled
@@ -187,18 +180,25 @@ def evict_oldest(
         if a == NONE:
             break
         head = -1 - (cached_list(a) if kind == CACHED else tail_list(a))
-        age = second + 1
-        while age > second:
+        now = accounts[POOL, NOW]
+        spare = min(accounts[a, kind], accounts[a, HELD] - floors[a], out.shape[0] - n)
+        run, root = 0, np.int64(meta[meta[head, NEXT], ROOT])
+        for i in range(spare):
             b = meta[head, NEXT]
-            remove(meta, roots, accounts, table, keys, evicted, lost, b)
+            if i > 0 and ((now - meta[b, STAMP]) & _LOW_31) <= second:
+                break
+            if meta[b, ROOT] != root:
+                count_out(roots, accounts, lost, root, kind, run)
+                run, root = 0, np.int64(meta[b, ROOT])
+            leave(meta, roots, table, keys, b)
+            evicted[meta[b, OWNER]] += 1
             if kind == CACHED:
                 departed[left] = b
                 left += 1
             out[n] = b
             n += 1
-            if n == out.shape[0] or accounts[a, kind] == 0 or accounts[a, HELD] <= floors[a]:
-                break
-            age = (accounts[POOL, NOW] - meta[meta[head, NEXT], STAMP]) & _LOW_31
+            run += 1
+        count_out(roots, accounts, lost, root, kind, run)
     return n, left
 
 
@@ -370,18 +370,93 @@ def sweep(
 
 @compiled
 def note_departures(
-    ring_keys: U64,
+    ring_low: U64,
+    ring_high: U64,
     ring_seconds: F64,
     ring_cause: I32,
     written: Int,
-    keys: U64,
+    departed: U64,
+    left: Int,
     seconds: float,
     cause: Int,
 ) -> None:
-    """Write keys that leave the index into a ring, after the `written` before them."""
-    capacity = ring_keys.shape[0]
-    for n in range(keys.shape[0]):
-        at = (written + n) % capacity
-        ring_keys[at, 0], ring_keys[at, 1] = keys[n, 0], keys[n, 1]
+    """Write the first `left` keys that leave the index into a ring, after the `written` before."""
+    capacity = ring_low.shape[0]
+    at = written % capacity
+    for n in range(left):
+        ring_low[at], ring_high[at] = departed[n, 0], departed[n, 1]
         ring_seconds[at] = seconds
         ring_cause[at] = cause
+        at += 1
+        if at == capacity:
+            at = 0
+
+
+# What `grant` may answer: done; the account may not have so many; or it takes more than a walk
+# along the lists (stale blocks to sweep, pins that must give way), and nothing has changed.
+GRANTED, REFUSED, ELSEWISE = 0, 1, 2
+
+
+@compiled
+def grant(
+    meta: I32,
+    roots: I64,
+    accounts: I64,
+    table: I64,
+    keys: U64,
+    terms: F64,
+    root: Int,
+    owner: Int,
+    now: float,
+    idle_seconds: float,
+    evicted: I64,
+    lost: I64,
+    ring_low: U64,
+    ring_high: U64,
+    ring_seconds: F64,
+    ring_cause: I32,
+    written: Int,
+    departed: U64,
+    out: I32,
+) -> tuple[Int, Int, Int]:
+    """Do in one call what taking out.size blocks for a root comes to as a rule.
+
+    That is `available`, `evict_by_age`, `take` and `note_departures`. departed: gets the keys of
+    the published blocks that go. Returns one of the three answers, how many blocks were evicted,
+    and how many keys.
+    """
+    wanted, account = out.shape[0], roots[root, ACCOUNT]
+    room, _ = available(accounts, keys.shape[0], account)
+    if wanted > room:
+        return REFUSED, 0, 0
+    own = max(0, accounts[account, HELD] + wanted - accounts[account, CAP])
+    evict = max(own, wanted - accounts[POOL, FREED])
+    victims = np.empty(max(0, evict), np.int32)
+    left: Int = 0
+    if evict > 0:
+        idle = accounts[account, CACHED] + accounts[account, TAILS]
+        if accounts[POOL, STALE] > 0 or idle < own or obtainable(accounts, account) < evict:
+            return ELSEWISE, 0, 0
+        published = np.empty(evict, np.int32)
+        _, left = evict_by_age(
+            meta,
+            roots,
+            accounts,
+            table,
+            keys,
+            terms,
+            account,
+            own,
+            now - idle_seconds,
+            evicted,
+            lost,
+            published,
+            victims,
+        )
+        for i in range(left):
+            departed[i, 0], departed[i, 1] = keys[published[i], 0], keys[published[i], 1]
+        note_departures(
+            ring_low, ring_high, ring_seconds, ring_cause, written, departed, left, now, owner
+        )
+    take(meta, roots, accounts, victims, root, out)
+    return GRANTED, victims.shape[0], left

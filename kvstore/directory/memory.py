@@ -58,6 +58,11 @@ class MemoryDirectory:
         """Always: nothing can cut a store off from its own process."""
         return True
 
+    @property
+    def listens(self) -> bool:
+        """Always."""
+        return True
+
     def record(self, stored: Sequence[BlockKey], removed: Sequence[BlockKey]) -> None:
         """Note blocks published and blocks that left the index."""
         with self._hub.changed:

@@ -24,6 +24,11 @@ class NullDirectory:
         """Always: no flush comes from elsewhere."""
         return True
 
+    @property
+    def listens(self) -> bool:
+        """Never: nobody looks."""
+        return False
+
     def record(self, stored: Sequence[BlockKey], removed: Sequence[BlockKey]) -> None:
         """Do nothing."""
 

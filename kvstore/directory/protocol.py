@@ -46,6 +46,11 @@ class Directory(Protocol):
         """
         ...
 
+    @property
+    def listens(self) -> bool:
+        """Whether `record` is of any use; constant."""
+        ...
+
     def record(self, stored: Sequence[BlockKey], removed: Sequence[BlockKey]) -> None:
         """Note blocks published and blocks that left the index, in this order. Never blocks."""
         ...

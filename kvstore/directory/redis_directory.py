@@ -125,6 +125,11 @@ class RedisDirectory:
         # in this order: joining holds the journal before it takes the lease
         return self._lease.held and self._journal.clear
 
+    @property
+    def listens(self) -> bool:
+        """Always."""
+        return True
+
     def record(self, stored: Sequence[BlockKey], removed: Sequence[BlockKey]) -> None:
         """Note blocks published and blocks that left the index; told in the background."""
         self._holdings.record(stored, removed)

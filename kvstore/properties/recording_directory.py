@@ -21,6 +21,11 @@ class RecordingDirectory:
     held: set[BlockKey] = field(default_factory=set)
     known_nonces: dict[str, bytes] = field(default_factory=dict)
 
+    @property
+    def listens(self) -> bool:
+        """Always."""
+        return True
+
     def record(self, stored: Sequence[BlockKey], removed: Sequence[BlockKey]) -> None:
         """Apply one entry; a block stored twice or removed unheard of is an error."""
         for key in stored:
