@@ -180,7 +180,7 @@ class Accounts:
     # --- reports -----------------------------------------------------------------------------
 
     def note_asking(self, account: int) -> None:
-        """Note for whom an eviction is, or was a moment ago: what it takes is added up for it."""
+        """Note for whom evictions are from now on: what they take is added up for it."""
         if account != self._asking:
             self._add_up_losses()
             self._asking = account

@@ -69,6 +69,7 @@ class Allocator:
         owner: number of the tenant whose need it is.
         """
         if self.order.by_list and not self.events.on:
+            self.accounts.note_asking(root.account)
             answer, blocks, gone, departed = self.pool.grant(
                 wanted,
                 (root.index, owner, self.clock(), IDLE_SECONDS),
@@ -77,8 +78,6 @@ class Allocator:
             )
             if answer == victims.GRANTED:
                 self.evicted += gone
-                if gone:
-                    self.accounts.note_asking(root.account)
                 if len(departed) and self.directory.listens:
                     self.directory.record((), PackedKeys(departed.tobytes()))
                 return blocks

@@ -56,7 +56,7 @@ class Shortage:
     """The call could not be satisfied and changed nothing.
 
     what: "quota" where the pool has enough, but this account's cap or the reserves of others forbid
-    it.
+    it. needed: blocks that would be taken or, cached and held by nobody, adopted.
     """
 
     what: Literal["blocks", "sequences", "quota"]

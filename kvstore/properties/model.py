@@ -188,8 +188,8 @@ class StoreModel:
         if needed + adopted <= room:
             return None
         if needed + adopted <= whole:
-            return ("shortage", "quota", needed, max(0, room - adopted))
-        return ("shortage", "blocks", needed, max(0, whole - adopted))
+            return ("shortage", "quota", needed + adopted, max(0, room))
+        return ("shortage", "blocks", needed + adopted, max(0, whole))
 
     def root_of(self, ns: Namespace) -> RootName:
         """Name the root of a namespace in its present generation."""
@@ -446,8 +446,6 @@ class StoreModel:
         if len(self.sequences) == self.config.max_sequences:
             return ("shortage", "sequences", 1, 0)
         needed = -(-len(prompt) // self.config.block_size) - len(match.blocks)
-        if not needed:
-            return match
         if match.partial is not None:
             if self.shortage(ns.domain, needed, [*match.blocks, match.partial]) is None:
                 return match
