@@ -218,12 +218,12 @@ def test_a_shortage_of_sequences_changes_nothing() -> None:
 
 
 def test_a_shortage_of_blocks_says_what_is_missing_and_changes_nothing() -> None:
-    """The numbers count what adopting would take out of reach; a new tenant leaves no trace."""
+    """The numbers count what would be adopted, too; a new tenant leaves no trace."""
     store = make_store(4)
     cache(store, range(8))
     before = snapshot(store)
     wanted = store.admit(ANN, tokens([*range(8), *range(50, 62)]))
-    assert wanted == Shortage("blocks", 3, 2)
+    assert wanted == Shortage("blocks", 5, 4)
     other = store.admit(BOB, tokens(range(20)))
     assert other == Shortage("blocks", 5, 4)
     assert snapshot(store) == before
