@@ -91,7 +91,8 @@ def follow_lists(blocks: Blocks, place: I32, on: I32, faults: I64) -> Int:
     meta, capacity = blocks.meta, place.shape[0]
     n: Int = 0
     found: Int = 0
-    for which in range(2 * blocks.accounts.shape[0] - 1):
+    # Those of accounts to come too: nothing is on them.
+    for which in range(meta.shape[0] - capacity):
         head = np.int64(-1 - which)
         before = head
         b = np.int64(meta[head, NEXT])
