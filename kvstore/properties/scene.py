@@ -26,7 +26,8 @@ _SALTED = replace(BOB, salt="salt")
 _PUBLIC = range(100, 108)
 
 
-def _store(hash_function: str, policy: EvictionPolicy | None) -> BlockStore:
+def empty_store(hash_function: str, policy: EvictionPolicy | None) -> BlockStore:
+    """Return a store for a scene."""
     config = StoreConfig(
         capacity_blocks=CAPACITY_BLOCKS,
         block_size=4,
@@ -39,9 +40,9 @@ def _store(hash_function: str, policy: EvictionPolicy | None) -> BlockStore:
 
 
 STORES: Mapping[str, Callable[[], BlockStore]] = {
-    "compiled hash": lambda: _store("xxh3_128", None),
-    "hash in Python": lambda: _store("sha256", None),
-    "eviction by score": lambda: _store("xxh3_128", POLICIES["lrfu"]),
+    "compiled hash": lambda: empty_store("xxh3_128", None),
+    "hash in Python": lambda: empty_store("sha256", None),
+    "eviction by score": lambda: empty_store("xxh3_128", POLICIES["lrfu"]),
 }
 """Empty stores of the kinds that an audit goes through on different paths."""
 

@@ -8,14 +8,16 @@ from hypothesis import strategies as st
 from stemkv.kvstore import ops
 from stemkv.kvstore.audit import audit
 from stemkv.kvstore.properties.damage import HARM, Harm
+from stemkv.kvstore.properties.eviction_model import POLICIES
 from stemkv.kvstore.properties.faults import FAULTS, scene_with
 from stemkv.kvstore.properties.repairs import (
     damage_is_repaired,
     fault_is_repaired,
     lenient,
+    repaired,
     serve_on,
 )
-from stemkv.kvstore.properties.scene import ANN, STORES, make_scene
+from stemkv.kvstore.properties.scene import ANN, STORES, empty_store, make_scene
 from stemkv.kvstore.repair import RepairError, repair
 from stemkv.kvstore.views import RepairReport
 
@@ -43,6 +45,16 @@ def test_every_fault_is_repaired(name: str, kind: str) -> None:
 def test_any_damage_is_repaired(kind: str, harm: list[Harm]) -> None:
     """Up to eight numbers may become anything, tables of sequences apart."""
     damage_is_repaired(kind, harm)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", ["content", "list link", "root's cached", "too few blocks"])
+def test_repairs_under_every_policy(policy: str, name: str) -> None:
+    """Scores and heaps are whole again too, whatever gives the scores."""
+    scene = make_scene(empty_store("xxh3_128", POLICIES[policy]))
+    FAULTS[name].plant(scene)
+    repaired(lenient(scene.store))
+    serve_on(scene.store)
 
 
 @pytest.mark.parametrize("name", BEYOND)
