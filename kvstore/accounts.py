@@ -168,6 +168,8 @@ class Accounts:
             self.names.append("")
             self._block_seconds = np.append(self._block_seconds, 0.0)
             self._put(number, self._quotas.get(domain, _DEFAULT))
+            # A clock may start at 0, and nobody used the cache before that.
+            self.pool.terms[number, victims.LAST_USE] = -np.inf
         return number
 
     def _terms(self, quota: Quota) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from stemkv.kvstore.ops import (
     DEAD,
     F64,
     FIRST_CHILD,
+    FREED,
     HELD,
     I32,
     I64,
@@ -24,6 +25,7 @@ from stemkv.kvstore.ops import (
     OWNER,
     PARENT,
     PIN,
+    POOL,
     PUBLISHED,
     REF,
     ROOT,
@@ -298,6 +300,9 @@ def evict_by_score(
             own_floors(accounts, asking, floors)
         elif phase == 1:
             fair_floors(accounts, terms, keys.shape[0], asking, used_since, floors)
+            # What it is given now counts as held: or a large request would take others' shares.
+            given = accounts[POOL, FREED] + out.shape[0]
+            floors[asking] = max(0, floors[asking] - given)
         else:
             lowest_floors(accounts, asking, floors)
         n, left = evict_oldest(

@@ -233,6 +233,9 @@ def evict_by_age(
             own_floors(accounts, asking, floors)
         elif phase == 1:
             fair_floors(accounts, terms, keys.shape[0], asking, used_since, floors)
+            # What it is given now counts as held: or a large request would take others' shares.
+            given = accounts[POOL, FREED] + out.shape[0]
+            floors[asking] = max(0, floors[asking] - given)
         else:
             lowest_floors(accounts, asking, floors)
         for kind in (TAILS, CACHED):

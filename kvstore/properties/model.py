@@ -338,8 +338,11 @@ class StoreModel:
             {account, *(d for d, n in self.held.items() if n > shares.reserve(d))}
         ):
             pass
+        given = wanted + self.free
         left = wanted - self._evict_above(shares.own_floors(account, self.held), own, account)
-        left -= self._evict_above(shares.fair_floors(account, self.in_use, self.now), left, account)
+        fair = shares.fair_floors(account, self.in_use, self.now)
+        fair[account] = max(0, fair[account] - given)
+        left -= self._evict_above(fair, left, account)
         left -= self._evict_above(shares.lowest_floors(account), left, account)
         assert left == 0
 

@@ -1,5 +1,6 @@
 """What accounts may hold and must give, written as plainly as can be."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -99,7 +100,9 @@ class Shares:
 
     def _uses(self, d: bytes, asking: bytes, in_use: Mapping[bytes, int], now: float) -> bool:
         return (
-            d == asking or in_use.get(d, 0) > 0 or self.last_use.get(d, 0.0) >= now - IDLE_SECONDS
+            d == asking
+            or in_use.get(d, 0) > 0
+            or self.last_use.get(d, -math.inf) >= now - IDLE_SECONDS
         )
 
 
