@@ -440,6 +440,8 @@ def grant(
         idle = accounts[account, CACHED] + accounts[account, TAILS]
         if accounts[POOL, STALE] > 0 or idle < own or obtainable(accounts, account) < evict:
             return ELSEWISE, 0, 0
+        if evict > wanted:  # after a cap was lowered; there is no room in `departed` for so many
+            return ELSEWISE, 0, 0
         published = np.empty(evict, np.int32)
         _, left = evict_by_age(
             meta,
