@@ -74,12 +74,12 @@ class _Case:
 
     @property
     def place(self) -> tuple[Namespace, bytes, Tokens]:
-        """Which namespace the next block is of, after which public block, and its chain there."""
+        """Which namespace the next block is of, after which public tokens, and its chain there."""
         if self.is_public:
             n = self.namespace
             return self.store.publics.namespace(n.adapter, n.adapter_digest), b"", self.prompt
         start = self.way.entry * self.store.config.block_size
-        return self.namespace, self.way.key, self.prompt[start:]
+        return self.namespace, as_bytes(self.prompt[:start]), self.prompt[start:]
 
     @property
     def full_tokens(self) -> int:
@@ -165,11 +165,11 @@ def _left(case: _Case) -> Explanation | None:
     """Say when and why the next block left, in this generation or in one before a flush."""
     if case.ends_early:
         return None
-    store, (space, entry, _) = case.store, case.place
+    store, (space, before, _) = case.store, case.place
     ghost = store.ghosts.find(case.key())
     if ghost is not None:
         return _flushed(case, ghost.seconds) if ghost.cause == FLUSHED else _evicted(case, ghost)
-    for root, died in store.roots.retired_keys(space, entry):
+    for root, died in store.roots.retired_keys(space, before):
         key = case.key_under(root)
         ghost = store.ghosts.find(key)
         if ghost is not None and ghost.cause != FLUSHED:
@@ -222,12 +222,12 @@ def _elsewhere(case: _Case) -> Explanation | None:
 
 def _others(case: _Case) -> list[Root]:
     """Return the namespaces of the same domain, the newest first if not all are looked at."""
-    roots, (space, entry, _) = case.store.roots, case.place
+    roots, (space, before, _) = case.store.roots, case.place
     if not case.hurried:
-        return roots.siblings(space, entry)
+        return roots.siblings(space, before)
     if len(roots) > _NAMESPACES_SIFTED:
         return []
-    return roots.siblings(space, entry)[: -_NAMESPACES_COMPARED - 1 : -1]
+    return roots.siblings(space, before)[: -_NAMESPACES_COMPARED - 1 : -1]
 
 
 def _differs(case: _Case) -> Explanation | None:

@@ -39,7 +39,8 @@ class Finder:
             root = self.roots.find(namespace)
             return root.way if root else _NOWHERE
         space = self.publics.namespace(namespace.adapter, namespace.adapter_digest)
-        return Way(self.roots.find(namespace, key), self.roots.find(space), entry, key)
+        above = as_bytes(prompt[: entry * self.block_size])
+        return Way(self.roots.find(namespace, above), self.roots.find(space), entry, key)
 
     def path(self, way: Way, namespace: Namespace, prompt: Tokens) -> Path:
         """Say where a prompt's chain goes, making the roots that are missing on its way."""
@@ -57,10 +58,10 @@ class Finder:
         start = way.entry * self.block_size
         public, parent = self._below(way.public, prompt[:start], self.owners.operator)
         if len(public.blocks) < way.entry:
-            return public._replace(unheld=0, room=-1, unheld_public=public.unheld), parent
+            return public._replace(unheld=0, room=-1), parent
         own, parent = self._below(way.root, prompt[start:], self.owners.find(tenant))
         blocks = np.concatenate([public.blocks, own.blocks])
-        return own._replace(blocks=blocks, unheld_public=public.unheld), parent
+        return own._replace(blocks=blocks), parent
 
     def keys(self, namespace: Namespace, prompt: Tokens) -> list[BlockKey]:
         """Return the keys that a prompt's full blocks have, cached or not."""

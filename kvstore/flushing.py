@@ -1,7 +1,7 @@
 """Carrying a flush out: roots die at once, branches are cut, and who holds them falls silent."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,6 +13,7 @@ from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.copies import Copies
 from stemkv.kvstore.flush import Flush, FlushKind, FlushReport
 from stemkv.kvstore.ghosts import FLUSHED
+from stemkv.kvstore.keys import as_bytes
 from stemkv.kvstore.matching import Matcher, end_of
 from stemkv.kvstore.namespace import Namespace
 from stemkv.kvstore.ops import I32
@@ -68,39 +69,33 @@ class Flusher:
         )
 
     def cut_prefix(self, space: Namespace, prefix: Tokens, gone: _Gone) -> None:
-        """Flush what begins with a prefix in a namespace, below public blocks too."""
-        killed = []
+        """Flush what begins with a prefix in a namespace, below public blocks too.
+
+        By a walk, not by letting roots die: those that took their places would have the same keys,
+        while sequences still hold what was published under these.
+        """
         for root in self.roots.of_namespace(space):
             above = np.frombuffer(root.above, "<i4")
             n = min(len(above), len(prefix))
-            if not np.array_equal(above[:n], prefix[:n]):
-                continue
-            if len(prefix) <= len(above):
-                killed.append(root)
-                continue
-            rest = prefix[len(above) :]
-            self._silence(partial(self._goes_on_from, root, prefix))
-            self._drop(self._branches(root, rest), gone)
-        self._kill(killed, gone)
-        # New roots of these namespaces have the same keys: what goes must be told of before more
-        # is stored under them.
-        if killed:
-            self.allocator.reclaim(self.pool.capacity)
+            if np.array_equal(above[:n], prefix[:n]):
+                self._silence(partial(self._goes_on_from, root, prefix))
+                self._drop(self._branches(root, prefix[n:]), gone)
 
-    def withdraw(self, root: Root | None, public: Tokens, keys: Iterable[bytes]) -> None:
+    def withdraw(self, space: Namespace, public: Tokens) -> None:
         """Flush the end of a public prefix: the last block of `public`, and what goes on from it.
 
-        root: of the public namespace. keys: of the blocks from that one to the prefix's end.
+        space: the public namespace.
         """
-        gone = _Gone(Counter())
+        gone, root = _Gone(Counter()), self.roots.find(space)
         blocks = len(public) // self.config.block_size
         if root is not None:
             self._silence(
                 lambda s: s.public is root and s.entry >= blocks and self._begins(s, public)
             )
             self._drop(self._branches(root, public), gone)
-        self._kill(self.roots.entered_from(frozenset(keys)), gone)
-        self.allocator.reclaim(self.pool.capacity)
+        for entered in self.roots.entered_from(space, as_bytes(public)):
+            self._silence(partial(self._goes_on_from, entered, public))
+            self._drop(self._branches(entered, NO_BLOCKS), gone)
 
     def _kill(self, dying: list[Root], gone: _Gone) -> None:
         """Let roots be dead, and count what hangs on them."""
@@ -134,18 +129,22 @@ class Flusher:
         self.allocator.forget(published, FLUSHED, self.clock())
         gone.held += self.pool.drop(blocks)
 
-    def _branches(self, root: Root, prefix: Tokens) -> I32:
-        """Cut off what begins with a prefix below a root; the block of its last token goes too."""
+    def _branches(self, root: Root, prefix: Tokens, *, tails: bool = False) -> I32:
+        """Cut off what begins with a prefix below a root; the block of its last token goes too.
+
+        tails: cut off those, too, that hold the beginning of that block alone.
+        """
         size = self.config.block_size
         above = max(0, (len(prefix) - 1) // size)
         path = self.matcher.full_blocks(root, prefix[: above * size])
         if len(path) < above:
             return NO_BLOCKS
-        rest = len(prefix) - above * size
+        rest, fills = len(prefix) - above * size, self.pool.meta[:, ops.FILL]
         return self.pool.cut_branches(
             b
             for b in self.pool.children(end_of(path, root))
-            if self.pool.common_prefix(b, prefix, above * size) == rest
+            if self.pool.common_prefix(b, prefix, above * size)
+            == (min(rest, fills[b]) if tails else rest)
         )
 
     def _silence(self, concerned: Callable[[SequenceState], bool]) -> None:

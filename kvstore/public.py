@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stemkv.kvstore.ids import BlockKey
-from stemkv.kvstore.keys import as_bytes, chain
+from stemkv.kvstore.keys import as_bytes
 from stemkv.kvstore.matching import Matcher
 from stemkv.kvstore.namespace import Namespace
 from stemkv.kvstore.pool import Tokens
@@ -64,11 +64,6 @@ class Publics:
                 break
             node, depth = following, depth + 1
         return (depth, node.key) if depth else (0, b"")
-
-    def keys(self, space: Namespace, prompt: Tokens) -> list[BlockKey]:
-        """Return the keys that a public namespace's full blocks have."""
-        data = as_bytes(prompt)
-        return chain(self.matcher.digest, self.roots.key_of(space), data, self.block_size)
 
     def blocks(self) -> int:
         """How many blocks all prefixes have together; what they begin with alike counts once."""

@@ -5,12 +5,13 @@ new root keys, and the old roots die with all that hangs on them: at once, in ti
 the namespaces, not with the blocks. A dead root keeps its number until its last block is free.
 
 A chain that begins with a public prefix enters its tenant's domain at a root of its own, which is
-named by the key of the last public block too; so the children of different tenants below one
-public block hang on different roots, and no path leads from one to the other.
+named by the public tokens too (not by their key, which a hash function may give to others); so the
+children of different tenants below one public block hang on different roots, and no path leads from
+one to the other.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -26,16 +27,16 @@ PUBLIC = b"public prefixes"
 """Domain of public prefixes; those of tenants are digests, 32 bytes long."""
 
 Identity = tuple[bytes, str, bytes, str, bytes]
-"""A namespace without its tenant: domain, adapter, adapter digest, salt; and the key of the public
-block that its chain goes on from, b"" at the start of a prompt."""
+"""A namespace without its tenant: domain, adapter, adapter digest, salt; and the public tokens that
+its chain goes on from, little-endian int32, b"" at the start of a prompt."""
 
 _RETIRED_KEYS = 4
 _SWEEP_AT_LEAST = 256
 
 
-def identity_of(namespace: Namespace, entry: bytes = b"") -> Identity:
+def identity_of(namespace: Namespace, above: bytes = b"") -> Identity:
     """Return what decides whether two namespaces are one: tenants of a group share all of it."""
-    return (namespace.domain, namespace.adapter, namespace.adapter_digest, namespace.salt, entry)
+    return (namespace.domain, namespace.adapter, namespace.adapter_digest, namespace.salt, above)
 
 
 @dataclass(slots=True, eq=False)
@@ -128,7 +129,10 @@ class Roots:
         return len(self._by_identity)
 
     def key_of(self, namespace: Namespace, entry: bytes = b"") -> BlockKey:
-        """Root key of a namespace in its present generation; entry: see `Identity`."""
+        """Root key of a namespace in its present generation.
+
+        entry: key of the public block that its chains go on from, b"" at the start of prompts.
+        """
         config = self.config
         scopes = [
             scope_name(
@@ -155,16 +159,19 @@ class Roots:
             fields.append((b"entry", entry))
         return root_key(config.secret, fields)
 
-    def find(self, namespace: Namespace, entry: bytes = b"") -> Root | None:
-        """Return the live root of a namespace, None if nothing was opened in it."""
-        return self._by_identity.get(identity_of(namespace, entry))
+    def find(self, namespace: Namespace, above: bytes = b"") -> Root | None:
+        """Return the live root of a namespace, None if nothing was opened in it.
+
+        above: see `Identity`.
+        """
+        return self._by_identity.get(identity_of(namespace, above))
 
     def get(self, namespace: Namespace, entry: bytes = b"", above: bytes = b"") -> Root:
         """Return the live root of a namespace, made if need be.
 
         entry: key of the public block that it goes on from, above: the tokens up to there.
         """
-        identity = identity_of(namespace, entry)
+        identity = identity_of(namespace, above)
         root = self._by_identity.get(identity)
         if root is None:
             if len(self._by_identity) >= self._sweep_at:
@@ -199,9 +206,16 @@ class Roots:
             self._retired.clear()
         return stale
 
-    def entered_from(self, entries: Collection[bytes]) -> list[Root]:
-        """Return the live roots whose chains go on from public blocks of these keys."""
-        return [root for identity, root in self._by_identity.items() if identity[4] in entries]
+    def entered_from(self, space: Namespace, public: bytes) -> list[Root]:
+        """Return the live roots whose chains go on from public tokens that begin like this.
+
+        space: the public namespace; public: whole blocks, little-endian int32.
+        """
+        return [
+            root
+            for (_, *adapter, _, above), root in self._by_identity.items()
+            if above.startswith(public) and adapter == [space.adapter, space.adapter_digest]
+        ]
 
     def of_namespace(self, namespace: Namespace) -> list[Root]:
         """Return a namespace's live roots: at the start of prompts, and after public prefixes."""
@@ -219,18 +233,18 @@ class Roots:
         self.dead = left
 
     def retired_keys(
-        self, namespace: Namespace, entry: bytes = b""
+        self, namespace: Namespace, above: bytes = b""
     ) -> tuple[tuple[BlockKey, float], ...]:
         """Root keys that a namespace had before its last flushes, and when; newest first."""
-        return tuple(self._retired.get(identity_of(namespace, entry), ()))
+        return tuple(self._retired.get(identity_of(namespace, above), ()))
 
-    def siblings(self, namespace: Namespace, entry: bytes = b"") -> list[Root]:
+    def siblings(self, namespace: Namespace, above: bytes = b"") -> list[Root]:
         """Live roots of the same domain and place with another adapter or salt."""
-        own = identity_of(namespace, entry)
+        own = identity_of(namespace, above)
         return [
             root
             for identity, root in self._by_identity.items()
-            if identity[0] == own[0] and identity[4] == entry and identity != own
+            if identity[0] == own[0] and identity[4] == above and identity != own
         ]
 
     def _new_index(self) -> int:

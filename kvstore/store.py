@@ -470,11 +470,9 @@ class BlockStore:
         else:
             raise ValueError(f"key: no public prefix is named {key!r}")
         size, space = self.config.block_size, self.publics.namespace(*adapter)
-        keys = self.publics.keys(space, prompt)
         needed = self.publics.remove(adapter, prompt)
-        if needed < len(keys):
-            end = prompt[: (needed + 1) * size]
-            self._flusher.withdraw(self.roots.find(space), end, keys[needed:])
+        if needed < len(prompt) // size:
+            self._flusher.withdraw(space, prompt[: (needed + 1) * size])
         self.accounts.set_aside(self.publics.blocks())
 
     def public_prefixes(self) -> tuple[PublicPrefix, ...]:
@@ -529,21 +527,18 @@ class BlockStore:
 
     def _fit(self, match: Match, needed: int, account: int) -> tuple[Match, Shortage | None]:
         """Check that a match can be adopted and the rest taken; give the copy up if it cannot."""
-        own, public = match.unheld, match.unheld_public
+        own = match.unheld
         # As a rule there is more than enough, which the lookup has seen already.
-        if not public and needed + own + 1 <= match.room:
+        if needed + own + 1 <= match.room:
             return match, None
-        if not needed and not (self.accounts.limited and own + public):
+        if not needed and not (self.accounts.limited and own):
             return match, None
         if match.partial >= 0:
-            source = np.array([match.partial], np.int32)
-            own += self.pool.unheld(source, account)
-            public += self.pool.unheld(source, ops.OPERATOR)
-            if self._allocator.shortage(needed, account, own, public) is None:
+            source = self.pool.unheld(np.array([match.partial], np.int32), account)
+            if self._allocator.shortage(needed, account, own + source) is None:
                 return match, None
             match = match._replace(partial=ops.NONE, partial_tokens=0)
-        own, public = match.unheld, match.unheld_public
-        return match, self._allocator.shortage(needed, account, own, public)
+        return match, self._allocator.shortage(needed, account, own)
 
     def _count_lookup(self, owner: int, tokens: int, match: Match, again: bool) -> None:
         full, partial = len(match.blocks) * self.config.block_size, match.partial_tokens

@@ -168,28 +168,20 @@ class StoreModel:
 
     def available(self, account: bytes) -> tuple[int, int]:
         """How many blocks an account could be given, and how many if there were no quotas."""
-        return self.shares.available(account, self.in_use)
+        # What is public is never evicted: it is out of reach, in use or not.
+        return self.shares.available(account, self.in_use | {PUBLIC: self.held[PUBLIC]})
 
     def shortage(
         self, account: bytes, needed: int, adopted: list[Block]
     ) -> tuple[object, ...] | None:
         """Say what is missing, if anything is, when these blocks are held besides."""
         room, whole = self.available(account)
-        idle = [b.account for b in adopted if _idle(b)]
-        public, own = idle.count(PUBLIC), idle.count(account)
-        used, reserve = self.in_use[PUBLIC], self.shares.reserve(PUBLIC)
-        room -= max(used + public, reserve) - max(used, reserve)
-        whole -= public
-        return self._missing(needed, own, room, whole)
-
-    def _missing(
-        self, needed: int, adopted: int, room: int, whole: int
-    ) -> tuple[object, ...] | None:
-        if needed + adopted <= room:
+        needed += sum(_idle(b) and b.account == account for b in adopted)
+        if needed <= room:
             return None
-        if needed + adopted <= whole:
-            return ("shortage", "quota", needed + adopted, max(0, room))
-        return ("shortage", "blocks", needed + adopted, max(0, whole))
+        if needed <= whole:
+            return ("shortage", "quota", needed, max(0, room))
+        return ("shortage", "blocks", needed, max(0, whole))
 
     def root_of(self, ns: Namespace) -> RootName:
         """Name the root of a namespace in its present generation."""
@@ -687,7 +679,9 @@ class StoreModel:
         def concerned(root: RootName, path: Tokens) -> bool:
             below = root.above if root.identity[1:3] == adapter else ()
             whole = path if root == public else below
-            return whole[: len(end)] == end
+            # A tail that stands where the first block that goes would is part of it.
+            tail = root == public and needed * size < len(path) and end[: len(path)] == path
+            return tail or whole[: len(end)] == end
 
         for s in self.sequences.values():
             if concerned(s.chain.root, ()):
