@@ -46,17 +46,12 @@ class Allocator:
     evicted: int = field(init=False, default=0)
     _row: int = field(init=False, default=0)
 
-    def shortage(
-        self, needed: int, account: int, adopted: int = 0, public: int = 0
-    ) -> Shortage | None:
-        """Say what an account misses if `needed` blocks are taken after some idle ones are adopted.
+    def shortage(self, needed: int, account: int, adopted: int = 0) -> Shortage | None:
+        """Say what an account misses if `needed` blocks are taken after `adopted` of its idle ones.
 
-        adopted: its own ones. public: the operator's, which are set aside already as a rule.
+        Adopting the operator's blocks takes nothing: they were nobody else's to have.
         """
         room, whole = self.pool.available(account)
-        if public:
-            room -= self.pool.beyond_reserve(ops.OPERATOR, public)
-            whole -= public
         if needed + adopted <= room:
             return None
         if needed + adopted <= whole:

@@ -33,6 +33,7 @@ from stemkv.kvstore.ops import (
     is_held,
     let_go,
     remove_child,
+    tag_of,
 )
 from stemkv.kvstore.victims import available
 from stemkv.kvstore.xxh3 import swapped, xxh3_128
@@ -125,24 +126,64 @@ def find_twin(
 
 
 @compiled
-def child_key(
-    keys: U64, roots: I64, tokens: I32, offset: Int, parent: Int, words: U64
+def block_key(
+    above_low: np.uint64, above_high: np.uint64, tokens: I32, offset: Int, words: U64
 ) -> tuple[np.uint64, np.uint64]:
-    """Key of parent's child that holds the block of `tokens` at offset, as `keys` has it.
+    """Key of the block of `tokens` at offset below a parent with this key, as `keys` has it.
 
     words: scratch, 2 + block_size / 2; the block size is even. Twin: `keys.chain`.
     """
-    if parent >= 0:
-        words[0], words[1] = keys[parent, 0], keys[parent, 1]
-    else:
-        words[0] = np.uint64(roots[-2 - parent, KEY_LOW])
-        words[1] = np.uint64(roots[-2 - parent, KEY_HIGH])
+    words[0], words[1] = above_low, above_high
     for i in range(words.shape[0] - 2):
         low = np.uint64(np.uint32(tokens[offset + 2 * i]))
         words[2 + i] = low | (np.uint64(np.uint32(tokens[offset + 2 * i + 1])) << np.uint64(32))
     low_half, high_half = xxh3_128(words)
     # A digest is written most significant byte first, and read as two little-endian words.
     return swapped(high_half), swapped(low_half)
+
+
+@compiled
+def key_above(keys: U64, roots: I64, parent: Int) -> tuple[np.uint64, np.uint64]:
+    """Return the key that a child of this parent is hashed with."""
+    if parent >= 0:
+        return keys[parent, 0], keys[parent, 1]
+    return np.uint64(roots[-2 - parent, KEY_LOW]), np.uint64(roots[-2 - parent, KEY_HIGH])
+
+
+@compiled
+def child_key(
+    keys: U64, roots: I64, tokens: I32, offset: Int, parent: Int, words: U64
+) -> tuple[np.uint64, np.uint64]:
+    """Key of parent's child that holds the block of `tokens` at offset; see `block_key`."""
+    low, high = key_above(keys, roots, parent)
+    return block_key(low, high, tokens, offset, words)
+
+
+@compiled
+def hash_ahead(
+    tokens: I32,
+    table: I64,
+    history: I32,
+    blocks: I32,
+    start: Int,
+    above_low: np.uint64,
+    above_high: np.uint64,
+    ahead: U64,
+) -> None:
+    """Make the keys of a sequence's blocks from index start on into `ahead`, uint64 [blocks, 2].
+
+    Reads what is written to next, the index and the blocks' tokens, so that it is in the caches:
+    these reads do not wait for each other, as they would one block after the other.
+    """
+    size = tokens.shape[1]
+    words = np.empty(2 + size // 2, np.uint64)
+    mask, read = np.int64(table.shape[0] - 1), np.int64(0)
+    low, high = above_low, above_high
+    for k in range(ahead.shape[0]):
+        low, high = block_key(low, high, history, (start + k) * size, words)
+        ahead[k, 0], ahead[k, 1] = low, high
+        read ^= table[tag_of(low) & mask] ^ tokens[blocks[start + k], 0]
+    words[0] = np.uint64(read)  # or the compiler leaves the reads out
 
 
 @compiled
@@ -218,12 +259,15 @@ def publish_chain(
     how many are new by now.
     """
     size = tokens.shape[1]
-    words = np.empty(2 + size // 2, np.uint64)
-    top = -2 - root
+    top = np.int64(-2 - root)
+    parent = np.int64(blocks[start - 1]) if start > base else top
+    above_low, above_high = key_above(keys, roots, parent)
+    ahead = np.empty((stop - start, 2), np.uint64)
+    hash_ahead(tokens, table, history, blocks, start, above_low, above_high, ahead)
     for i in range(start, stop):
-        parent = np.int64(blocks[i - 1]) if i > base else np.int64(top)
+        parent = np.int64(blocks[i - 1]) if i > base else top
         offset = i * size
-        low, high = child_key(keys, roots, history, offset, parent, words)
+        low, high = ahead[i - start, 0], ahead[i - start, 1]
         twin = find_twin(tokens, meta, roots, table, keys, history, offset, parent, low, high)
         b = blocks[i]
         if twin == b:

@@ -34,7 +34,7 @@ class Finder:
 
     def way(self, namespace: Namespace, prompt: Tokens) -> Way:
         """Say where a prompt's chain goes, making nothing."""
-        entry, key = self.publics.entry(namespace, prompt) if self.publics else (0, b"")
+        entry, key = self.publics.entry(namespace, prompt) if self.publics.tops else (0, b"")
         if not entry:
             root = self.roots.find(namespace)
             return root.way if root else _NOWHERE
@@ -54,7 +54,12 @@ class Finder:
     def find(self, way: Way, prompt: Tokens, tenant: str) -> Found:
         """Return what is there along a way; a tenant's own blocks, and public ones, in part too."""
         if not way.entry:
-            return self._below(way.root, prompt, self.owners.find(tenant))
+            root = way.root
+            if root is None:
+                return _NOTHING
+            owner = self.owners.find(tenant)
+            match = self.matcher.match(root, prompt, owner, partial=self.partial)
+            return match, int(match.blocks[-1]) if len(match.blocks) else root.reference
         start = way.entry * self.block_size
         public, parent = self._below(way.public, prompt[:start], self.owners.operator)
         if len(public.blocks) < way.entry:

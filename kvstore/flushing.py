@@ -92,7 +92,7 @@ class Flusher:
             self._silence(
                 lambda s: s.public is root and s.entry >= blocks and self._begins(s, public)
             )
-            self._drop(self._branches(root, public), gone)
+            self._drop(self._branches(root, public, tails=True), gone)
         for entered in self.roots.entered_from(space, as_bytes(public)):
             self._silence(partial(self._goes_on_from, entered, public))
             self._drop(self._branches(entered, NO_BLOCKS), gone)

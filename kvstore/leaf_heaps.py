@@ -33,6 +33,7 @@ from stemkv.kvstore.ops import (
     TAILS,
     U64,
     Int,
+    unlink,
 )
 from stemkv.kvstore.victims import (
     count_out,
@@ -258,6 +259,7 @@ def evict_lowest(
         b = leaves.top[a]
         parent = meta[b, PARENT]
         take_out(leaves, a, b)
+        unlink(meta, b)
         leave(meta, roots, table, keys, b)
         count_out(roots, accounts, lost, meta[b, ROOT], CACHED, 1)
         evicted[meta[b, OWNER]] += 1
@@ -377,6 +379,8 @@ def first_broken(meta: I32, roots: I64, leaves: Leaves) -> Int:
                 before, b = b, leaves.following[b]
     for b in range(blocks):
         if (leaves.before[b] == OUTSIDE) == seen[b]:
+            return b
+        if not seen[b] and (leaves.child[b] != NONE or leaves.following[b] != NONE):
             return b
     return NONE
 

@@ -18,8 +18,7 @@ class Match(NamedTuple):
     """What of a prompt is there: leading full blocks, then `partial_tokens` of block `partial`.
 
     unheld: how many of the blocks nothing holds that the prompt's own account is charged with;
-    room: how many blocks that account could be given besides, -1 if that was not looked at;
-    unheld_public: how many of the blocks nothing holds that the operator is charged with.
+    room: how many blocks that account could be given besides, -1 if that was not looked at.
     """
 
     blocks: I32
@@ -27,7 +26,6 @@ class Match(NamedTuple):
     partial_tokens: int = 0
     unheld: int = 0
     room: int = -1
-    unheld_public: int = 0
 
 
 NO_MATCH = Match(NO_BLOCKS)
@@ -86,8 +84,10 @@ class Matcher:
         owner: whose blocks may be copied in part.
         """
         if self.hashes_inside:
-            found = self.pool.match_chain(prompt, root.index, owner)
-            return Match(*found) if partial else Match(found[0], NONE, 0, *found[3:])
+            blocks, block, length, unheld, room = self.pool.match_chain(prompt, root.index, owner)
+            if not partial:
+                block, length = NONE, 0
+            return Match(blocks, block, length, unheld, room)
         blocks = self.full_blocks(root, prompt)
         unheld = self.pool.unheld(blocks, root.account)
         offset = len(blocks) * self.pool.block_size

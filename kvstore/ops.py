@@ -399,13 +399,28 @@ def delete_key(table: I64, keys: U64, b: Int) -> None:
 
 @compiled
 def reference(meta: I32, roots: I64, accounts: I64, blocks: I32, column: Int) -> None:
-    """Add one reference (REF or PIN) to each block, as most recently used if it is in the tree."""
+    """Add one reference (REF or PIN) to each block, as most recently used if it is in the tree.
+
+    Cached blocks of one root are counted as one run.
+    """
+    run, taken = np.int64(NONE), 0
     for b in blocks:
+        root = np.int64(meta[b, ROOT])
         if not is_held(meta, b):
-            unpark(meta, roots, accounts, b)
+            if meta[b, STATE] != PUBLISHED or meta[b, KEEP] > 0:
+                unpark(meta, roots, accounts, b)
+            else:
+                if root != run:
+                    if taken > 0:
+                        tally(roots, accounts, run, CACHED, -taken)
+                    run, taken = root, 0
+                unlink(meta, b)
+                taken += 1
         meta[b, column] += 1
-        if meta[b, STATE] != PRIVATE and roots[meta[b, ROOT], DEAD] == 0:
+        if meta[b, PREV_SIBLING] >= 0 and meta[b, STATE] != PRIVATE and roots[root, DEAD] == 0:
             move_to_front(meta, roots, b)
+    if taken > 0:
+        tally(roots, accounts, run, CACHED, -taken)
 
 
 @compiled

@@ -120,14 +120,6 @@ class Pool:
         room, whole = victims.available(self.accounts, self.capacity, account)
         return int(room), int(whole)
 
-    def beyond_reserve(self, account: int, more: int) -> int:
-        """How far beyond its reserve an account's use would grow by so many blocks."""
-        used, reserve = (
-            int(victims.in_use(self.accounts, account)),
-            self.accounts[account, ops.RESERVE],
-        )
-        return int(max(used + more, reserve) - max(used, reserve))
-
     def unheld(self, blocks: I32, account: int) -> int:
         """How many of these blocks nothing holds: adopting them takes from what is available."""
         return int(ops.count_unheld(self.meta, self.roots, blocks, account))
@@ -305,7 +297,7 @@ class Pool:
             departed,
             out,
         )
-        ghosts.written += left
+        ghosts.written += int(left)
         return int(answer), out, int(gone), departed[:left]
 
     def free_all(self, evicted: I32) -> None:

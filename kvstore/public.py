@@ -36,16 +36,12 @@ class _Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Publics:
-    """All declared prefixes."""
+    """All declared prefixes. tops: by adapter, the tree of public blocks; empty without any."""
 
     roots: Roots
     matcher: Matcher
     block_size: int
-    _tops: dict[Adapter, _Node] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        """Whether any prefix is public."""
-        return bool(self._tops)
+    tops: dict[Adapter, _Node] = field(default_factory=dict)
 
     def namespace(self, adapter: str, digest: bytes) -> Namespace:
         """Return where public blocks of an adapter live."""
@@ -53,7 +49,7 @@ class Publics:
 
     def entry(self, namespace: Namespace, prompt: Tokens) -> tuple[int, bytes]:
         """Say how many leading blocks of a prompt are public, and the key of the last of them."""
-        node = self._tops.get((namespace.adapter, namespace.adapter_digest))
+        node = self.tops.get((namespace.adapter, namespace.adapter_digest))
         if node is None:
             return 0, b""
         size, depth = self.block_size, 0
@@ -67,7 +63,7 @@ class Publics:
 
     def blocks(self) -> int:
         """How many blocks all prefixes have together; what they begin with alike counts once."""
-        return sum(1 for top in self._tops.values() for _ in _below(top))
+        return sum(1 for top in self.tops.values() for _ in _below(top))
 
     def new_blocks(self, namespace: Namespace, prompt: Tokens) -> int:
         """How many more there would be with this prefix."""
@@ -76,9 +72,9 @@ class Publics:
     def add(self, namespace: Namespace, prompt: Tokens) -> None:
         """Declare a prefix; it must fill a block."""
         size, adapter = self.block_size, (namespace.adapter, namespace.adapter_digest)
-        if adapter not in self._tops:
-            self._tops[adapter] = _Node(self.roots.key_of(self.namespace(*adapter)))
-        node = self._tops[adapter]
+        if adapter not in self.tops:
+            self.tops[adapter] = _Node(self.roots.key_of(self.namespace(*adapter)))
+        node = self.tops[adapter]
         for start in range(0, len(prompt) - size + 1, size):
             block = as_bytes(prompt[start : start + size])
             if block not in node.below:
@@ -88,7 +84,7 @@ class Publics:
 
     def renew(self) -> None:
         """Have the keys of the present generation, after a flush."""
-        for adapter, top in self._tops.items():
+        for adapter, top in self.tops.items():
             top.key = self.roots.key_of(self.namespace(*adapter))
             stack = [top]
             while stack:
@@ -103,7 +99,7 @@ class Publics:
     def remove(self, adapter: Adapter, prompt: Tokens) -> int:
         """Withdraw a declared prefix; say how many of its leading blocks others still need."""
         size = self.block_size
-        path = [self._tops[adapter]]
+        path = [self.tops[adapter]]
         blocks = [as_bytes(prompt[i : i + size]) for i in range(0, len(prompt) - size + 1, size)]
         for block in blocks:
             path.append(path[-1].below[block])
@@ -113,12 +109,12 @@ class Publics:
             needed -= 1
             del path[needed].below[blocks[needed]]
         if not path[0].below:
-            del self._tops[adapter]
+            del self.tops[adapter]
         return needed
 
     def all(self) -> Iterator[tuple[Adapter, Tokens]]:
         """Iterate over the declared prefixes: adapter, and tokens of their whole blocks."""
-        for adapter, top in self._tops.items():
+        for adapter, top in self.tops.items():
             for data in _declared(top, b""):
                 yield adapter, np.frombuffer(data, "<i4").astype(np.int32)
 

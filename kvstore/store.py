@@ -575,19 +575,13 @@ class BlockStore:
         if match.partial >= 0:
             self.copies.plan(match.partial, int(fresh[0]), match.partial_tokens)
             self.pool.unpin([match.partial])
-        progress = Progress(
-            owner=owner,
-            writes=writes,
-            computed=adopted * size + match.partial_tokens,
-            reserved=len(prompt),
-            published=adopted,
-            prompt_blocks=len(prompt) // size,
-        )
+        computed, full = adopted * size + match.partial_tokens, len(prompt) // size
+        progress = Progress(owner, writes, computed, len(prompt), adopted, full)
         blocks = np.concatenate([match.blocks, fresh]) if adopted and needed else fresh
         if not needed:
             blocks = match.blocks
         state = self._open.open(path, progress, prompt, blocks)
-        if writes and adopted < progress.prompt_blocks:
+        if writes and adopted < full:
             self._publisher.lead(state)
         return Admission(state.number, adopted * size, match.partial_tokens)
 

@@ -32,6 +32,7 @@ from stemkv.kvstore.ops import (
     OWNER,
     PARENT,
     POOL,
+    PREV,
     PRIVATE,
     PUBLISHED,
     REF,
@@ -49,6 +50,7 @@ from stemkv.kvstore.ops import (
     delete_key,
     is_held,
     link_newest,
+    tag_of,
     tail_list,
     tally,
     unlink,
@@ -73,12 +75,13 @@ def in_use(accounts: I64, a: Int) -> Int:
 def available(accounts: I64, capacity: Int, asking: Int) -> tuple[Int, Int]:
     """How many blocks an account could be given, and how many if there were no quotas.
 
-    What others have in use, and what is reserved for them and not in use, is out of its reach.
+    What others have in use, and what is reserved for them and not in use, is out of its reach; of
+    the operator's, what is cached too.
     """
     whole = capacity - accounts[POOL, OUT]
     room = whole
-    for a in range(1, accounts.shape[0]):
-        used = in_use(accounts, a)
+    for a in range(OPERATOR, accounts.shape[0]):
+        used = accounts[a, HELD] if a == OPERATOR else in_use(accounts, a)
         whole -= used
         room -= used if a == asking else max(used, accounts[a, RESERVE])
     if asking != POOL:  # an account that is not opened yet has no cap
@@ -141,10 +144,39 @@ def oldest(meta: I32, accounts: I64, floors: I64, kind: Int) -> tuple[Int, Int]:
 
 @compiled
 def leave(meta: I32, roots: I64, table: I64, keys: U64, b: Int) -> None:
-    """Take a block that nothing holds or keeps off its list, and out of tree and index."""
-    unlink(meta, b)
+    """Take a block that is on no list out of tree and index."""
     withdraw(meta, roots, table, keys, b)
     meta[b, STATE] = PRIVATE
+
+
+@compiled
+def cut_run(meta: I32, head: Int, most: Int, now: Int, second: Int, out: I32, n: Int) -> Int:
+    """Take blocks off the old end of a list into out[n:], one at least; return how many.
+
+    Not more than `most`, and none after the first that is not older than `second`.
+    """
+    b = np.int64(meta[head, NEXT])
+    m = 0
+    while m < most and (m == 0 or ((now - meta[b, STAMP]) & _LOW_31) > second):
+        out[n + m] = b
+        m += 1
+        b = np.int64(meta[b, NEXT])
+    meta[head, NEXT] = b
+    meta[b, PREV] = head
+    return m
+
+
+@compiled
+def fetch_entries(table: I64, keys: U64, blocks: I32) -> np.int64:
+    """Read where the index has these blocks, for no other use than to have it in the caches.
+
+    The reads do not wait for each other, as those of taking entries out one by one do. What is
+    returned must be put somewhere, or the compiler leaves them out.
+    """
+    mask, read = np.int64(table.shape[0] - 1), np.int64(0)
+    for b in blocks:
+        read ^= table[tag_of(keys[b, 0]) & mask]
+    return read
 
 
 @compiled
@@ -181,12 +213,13 @@ def evict_oldest(
             break
         head = -1 - (cached_list(a) if kind == CACHED else tail_list(a))
         now = accounts[POOL, NOW]
-        spare = min(accounts[a, kind], accounts[a, HELD] - floors[a], out.shape[0] - n)
-        run, root = 0, np.int64(meta[meta[head, NEXT], ROOT])
-        for i in range(spare):
-            b = meta[head, NEXT]
-            if i > 0 and ((now - meta[b, STAMP]) & _LOW_31) <= second:
-                break
+        most = min(accounts[a, kind], accounts[a, HELD] - floors[a], out.shape[0] - n)
+        m = cut_run(meta, head, most, now, second, out, n)
+        if kind == CACHED:
+            # Into a place that is written again below.
+            departed[left] = fetch_entries(table, keys, out[n : n + m]) & _LOW_31
+        run, root = 0, np.int64(meta[out[n], ROOT])
+        for b in out[n : n + m]:
             if meta[b, ROOT] != root:
                 count_out(roots, accounts, lost, root, kind, run)
                 run, root = 0, np.int64(meta[b, ROOT])
@@ -195,9 +228,8 @@ def evict_oldest(
             if kind == CACHED:
                 departed[left] = b
                 left += 1
-            out[n] = b
-            n += 1
             run += 1
+        n += m
         count_out(roots, accounts, lost, root, kind, run)
     return n, left
 
