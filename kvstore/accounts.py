@@ -71,6 +71,12 @@ class Accounts:
         if now - self._integrated > _INTEGRATED_SECONDS:
             self.integrate(now)
 
+    def pass_time(self) -> None:
+        """Add up what has been held until now: what is held is about to change."""
+        now = self.clock()
+        if now - self._integrated > _INTEGRATED_SECONDS:
+            self.integrate(now)
+
     def integrate(self, now: float) -> None:
         """Add up what has been held until now, as it is held now."""
         seconds = now - self._integrated

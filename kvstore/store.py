@@ -339,6 +339,7 @@ class BlockStore:
         (copy-on-write). On a shortage nothing has changed.
         """
         assert not self.copies.under_way, "a step is under way"
+        self.accounts.pass_time()
         return self._reserver.reserve(self._open[sequence], stop)
 
     def commit(self, sequence: SequenceId, computed: int) -> None:
@@ -348,6 +349,7 @@ class BlockStore:
         assert before <= computed <= state.reserved
         if computed == before:
             return
+        self.accounts.pass_time()
         state.computed = computed
         if state.writes and state.published < computed // self.config.block_size:
             self._publisher.publish(state)
@@ -395,10 +397,12 @@ class BlockStore:
         changed for that one and those after it.
         """
         assert not self.copies.under_way, "a step is under way"
+        self.accounts.pass_time()
         return self._reserver.reserve_all(batch)
 
     def commit_all(self, batch: I32) -> None:
         """Say that all that was reserved for these sequences is written; publish full blocks."""
+        self.accounts.pass_time()
         self._publisher.publish_all(batch)
 
     # --- the step ----------------------------------------------------------------------------
@@ -426,6 +430,7 @@ class BlockStore:
 
     def flush(self, flush: Flush) -> FlushReport:
         """Carry a flush out; sequences that hold flushed blocks keep them, and publish no more."""
+        self.accounts.pass_time()
         report = self._flusher.flush(flush)
         self.publics.renew()
         return report
@@ -470,6 +475,7 @@ class BlockStore:
         else:
             raise ValueError(f"key: no public prefix is named {key!r}")
         size, space = self.config.block_size, self.publics.namespace(*adapter)
+        self.accounts.pass_time()
         needed = self.publics.remove(adapter, prompt)
         if needed < len(prompt) // size:
             self._flusher.withdraw(space, prompt[: (needed + 1) * size])
