@@ -49,7 +49,7 @@ def optimal_hits(offsets: I64, blocks: I64, capacity: int) -> int:
                 break
             hits += 1
         for a in range(start, stop):
-            cached += (following[a] < requests) - (due[blocks[a]] >= 0)
+            cached += int(following[a] < requests) - int(due[blocks[a]] >= 0)
             due[blocks[a]] = following[a] if following[a] < requests else -1
             if due[blocks[a]] >= 0:
                 # The depth is that of the block in the request that uses it next: the same.

@@ -3,9 +3,11 @@
 from itertools import combinations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stemkv.policies.eviction import optimal
 from stemkv.policies.eviction.optimal import number_chains, optimal_hits
 
 Chains = list[tuple[int, ...]]
@@ -48,6 +50,18 @@ def test_no_choice_of_what_to_keep_hits_more_and_one_hits_as_much(
 ) -> None:
     """The bound is what the best of all prefix-closed choices reaches, exactly."""
     assert bound(chains, capacity) == hits_at_best(chains, capacity)
+
+
+def test_plain_python_computes_the_same_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the compiler, where numpy's booleans are no numbers, the bound is the same."""
+    draw = np.random.default_rng(3)
+    offsets = np.arange(0, 181, 3)
+    ids = number_chains(offsets, draw.integers(0, 3, 180))
+    compiled = [optimal_hits(offsets, ids, capacity) for capacity in (2, 5, 9)]
+    for loop in (optimal_hits, optimal._next_uses):
+        monkeypatch.setattr(optimal, loop.__name__, getattr(loop, "py_func", loop))
+    assert [optimal.optimal_hits(offsets, ids, capacity) for capacity in (2, 5, 9)] == compiled
+    assert 0 < compiled[0] < compiled[1] < compiled[2]
 
 
 def test_what_is_used_once_is_not_kept() -> None:
