@@ -23,9 +23,10 @@ class NothingFitsError(Exception):
     """Nothing runs, and yet the next request gets no blocks: `track` can never run."""
 
     def __init__(self, track: Track, shortage: Shortage) -> None:
-        super().__init__(
-            f"{shortage.needed} {shortage.what} needed, {shortage.available} to be had in all"
-        )
+        what, whose = shortage.what, "in all"
+        if what == "quota":
+            what, whose = "blocks", "by its tenant's quota"
+        super().__init__(f"{shortage.needed} {what} needed, {shortage.available} to be had {whose}")
         self.track = track
 
 
@@ -142,11 +143,15 @@ class Scheduler:
         """Start waiting tracks in order, as long as budget, blocks and sequences suffice."""
         free = self.max_batch_tokens - sum(chosen.values())
         short: set[bytes] = set()
+        held_up = False
         for track in sorted(self.waiting, key=self.order):
             if free <= 0:
                 return
             request = track.job.request
             if request.namespace.domain in short:
+                continue
+            # What is reserved for others is nothing that those who wait longer could ever have.
+            if held_up and not self.store.is_reserved(request.namespace, self._blocks(track)):
                 continue
             # Before the admission takes blocks from others, and becomes a leader itself.
             seen = self.misses.look(track)
@@ -165,8 +170,9 @@ class Scheduler:
                     raise NothingFitsError(track, got)
                 # Whoever comes later must not pass by, or this one might never start. Where a
                 # quota is what is short, that goes for those of the same account alone.
-                if got.what != "quota":
+                if got.what == "sequences":
                     return
+                held_up = held_up or got.what == "blocks"
                 short.add(request.namespace.domain)
             if isinstance(got, Admission):
                 self._begin(track, got)
@@ -205,8 +211,11 @@ class Scheduler:
 
     def _never_fits(self, track: Track) -> bool:
         """Whether quotas, which may have changed while it waited, forbid a track for good."""
-        blocks = -(-track.length // self.store.config.block_size)
-        return blocks > self.store.limit(track.job.request.namespace)
+        return self._blocks(track) > self.store.limit(track.job.request.namespace)
+
+    def _blocks(self, track: Track) -> int:
+        """How many blocks hold the tokens that a track knows."""
+        return -(-track.length // self.store.config.block_size)
 
     def _preempt(self, track: Track) -> None:
         self.remove(track)

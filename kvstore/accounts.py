@@ -137,6 +137,13 @@ class Accounts:
             return False
         return bool(victims.in_use(rows, account) > rows[account, ops.RESERVE])
 
+    def is_reserved(self, account: int, blocks: int) -> bool:
+        """Whether so many more blocks in use are within an account's reserve."""
+        rows = self.pool.accounts
+        return bool(
+            account and victims.in_use(rows, account) + blocks <= rows[account, ops.RESERVE]
+        )
+
     def limit(self, account: int) -> int:
         """How many blocks an account could have in use if nobody used more than is reserved."""
         rows = self.pool.accounts

@@ -182,6 +182,10 @@ class BlockStore:
         """How many blocks a namespace's account could have in use at most, as quotas are now."""
         return self.accounts.limit(self.accounts.find(namespace.domain) or 0)
 
+    def is_reserved(self, namespace: Namespace, blocks: int) -> bool:
+        """Whether so many more blocks in use are within what is reserved for the account."""
+        return self.accounts.is_reserved(self.accounts.find(namespace.domain) or 0, blocks)
+
     @property
     def sequences(self) -> Mapping[SequenceId, SequenceState]:
         """The open sequences."""
