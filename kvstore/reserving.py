@@ -56,6 +56,7 @@ class Reserver:
         shortage = self.allocator.shortage(needed, state.root.account)
         if shortage is not None:
             return shortage
+        self.allocator.accounts.pass_time()
         fresh = self.allocator.take(needed, state.root, state.owner)
         for i, block in zip(shared, fresh.tolist(), strict=False):
             self._replace(state, i, block)
@@ -75,6 +76,7 @@ class Reserver:
             if needed:
                 state = sequences[SequenceId(int(first))]
                 root, owner = state.root, state.owner
+                self.allocator.accounts.pass_time()
                 granted = self.allocator.grant(int(needed), root, owner)
                 if granted is None:
                     room, _ = self.pool.available(root.account)

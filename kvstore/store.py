@@ -343,7 +343,6 @@ class BlockStore:
         (copy-on-write). On a shortage nothing has changed.
         """
         assert not self.copies.under_way, "a step is under way"
-        self.accounts.pass_time()
         return self._reserver.reserve(self._open[sequence], stop)
 
     def commit(self, sequence: SequenceId, computed: int) -> None:
@@ -401,7 +400,6 @@ class BlockStore:
         changed for that one and those after it.
         """
         assert not self.copies.under_way, "a step is under way"
-        self.accounts.pass_time()
         return self._reserver.reserve_all(batch)
 
     def commit_all(self, batch: I32) -> None:
