@@ -63,9 +63,9 @@ class Allocator:
 
         owner: number of the tenant whose need it is.
         """
-        if self.order.by_list and not self.events.on:
+        if self.order.by_list:
             self.accounts.note_asking(root.account)
-            answer, blocks, gone, departed = self.pool.grant(
+            answer, blocks, gone, departed, losers = self.pool.grant(
                 wanted,
                 (root.index, owner, self.clock(), IDLE_SECONDS),
                 self.owners.evicted,
@@ -73,8 +73,12 @@ class Allocator:
             )
             if answer == victims.GRANTED:
                 self.evicted += gone
-                if len(departed) and self.directory.listens:
-                    self.directory.record((), PackedKeys(departed.tobytes()))
+                if len(departed):
+                    if self.directory.listens:
+                        self.directory.record((), PackedKeys(departed.tobytes()))
+                    if self.events.on:
+                        for account in np.unique(losers).tolist():
+                            self.events.record("removed", account, departed[losers == account])
                 return blocks
             if answer == victims.REFUSED:
                 return None

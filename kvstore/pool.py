@@ -275,13 +275,13 @@ class Pool:
 
     def grant(
         self, wanted: int, asking: Asking, evicted: I64, ghosts: GhostLog
-    ) -> tuple[int, I32, int, U64]:
+    ) -> tuple[int, I32, int, U64, I32]:
         """Take blocks for a root, evicting by age, as far as that is simple: see `victims.grant`.
 
         Returns its answer, the blocks, how many went for them, and the keys that went, of which
-        ghosts are told.
+        ghosts are told, with the accounts that lost them.
         """
-        out, departed = np.empty(wanted, np.int32), np.empty((wanted, 2), np.uint64)
+        (out, losers), departed = np.empty((2, wanted), np.int32), np.empty((wanted, 2), np.uint64)
         answer, gone, left = victims.grant(
             self.meta,
             self.roots,
@@ -295,10 +295,11 @@ class Pool:
             *ghosts.ring,
             ghosts.written,
             departed,
+            losers,
             out,
         )
         ghosts.written += int(left)
-        return int(answer), out, int(gone), departed[:left]
+        return int(answer), out, int(gone), departed[:left], losers[:left]
 
     def free_all(self, evicted: I32) -> None:
         """Put evicted blocks on the free list."""

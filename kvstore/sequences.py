@@ -4,6 +4,7 @@ All of it lies in arrays with a row a sequence, so that one compiled call serves
 `SequenceState` shows one row to those who deal with one sequence at a time.
 """
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,6 +17,10 @@ from stemkv.kvstore.ids import SequenceId
 from stemkv.kvstore.ops import I32, I64
 from stemkv.kvstore.pool import Tokens
 from stemkv.kvstore.roots import Path, Root
+
+
+# A row in the order of its columns in `chains`, LENGTH to PUBLIC_ROOT.
+_ROW = struct.Struct(f"={chains.SEQUENCE_COLUMNS}q")
 
 
 class _Cell:
@@ -101,6 +106,7 @@ class Sequences:
     rows: I64 = field(init=False)
     history: I32 = field(init=False)
     tables: I32 = field(init=False)
+    _bytes: memoryview = field(init=False)
     _cells: memoryview = field(init=False)
     _free: list[SequenceId] = field(init=False)
 
@@ -110,7 +116,8 @@ class Sequences:
         self.rows = np.zeros((n, chains.SEQUENCE_COLUMNS), np.int64)
         self.history = np.zeros((n, self.config.max_tokens), np.int32)
         self.tables = np.zeros((n, self.config.blocks_per_sequence), np.int32)
-        self._cells = self.rows.data.cast("B").cast("q")
+        self._bytes = self.rows.data.cast("B")
+        self._cells = self._bytes.cast("q")
         self._free = [SequenceId(number) for number in reversed(range(n))]
 
     def __iter__(self) -> Iterator[SequenceState]:
@@ -130,18 +137,21 @@ class Sequences:
         """Add a sequence with its tokens and its block table; there must be room for one."""
         number = self._free.pop()
         state = SequenceState(number, path, self._cells)
-        cells, at = self._cells, number * chains.SEQUENCE_COLUMNS
-        cells[at + chains.LENGTH] = len(tokens)
-        cells[at + chains.BLOCKS] = len(blocks)
-        cells[at + chains.ROOT_INDEX] = path.root.index
-        cells[at + chains.ENTRY] = path.entry
-        cells[at + chains.PUBLIC_ROOT] = 0 if path.public is None else path.public.index
-        cells[at + chains.SEQUENCE_OWNER] = progress.owner
-        cells[at + chains.WRITES] = progress.writes
-        cells[at + chains.COMPUTED] = progress.computed
-        cells[at + chains.RESERVED] = progress.reserved
-        cells[at + chains.PUBLISHED_BLOCKS] = progress.published
-        cells[at + chains.PROMPT_BLOCKS] = progress.prompt_blocks
+        _ROW.pack_into(
+            self._bytes,
+            number * _ROW.size,
+            len(tokens),
+            progress.computed,
+            progress.reserved,
+            len(blocks),
+            progress.published,
+            progress.writes,
+            progress.owner,
+            progress.prompt_blocks,
+            path.root.index,
+            path.entry,
+            0 if path.public is None else path.public.index,
+        )
         self.history[number, : len(tokens)] = tokens
         self.tables[number, : len(blocks)] = blocks
         self.by_number[number] = state

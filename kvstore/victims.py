@@ -452,13 +452,14 @@ def grant(
     ring_cause: I32,
     written: Int,
     departed: U64,
+    losers: I32,
     out: I32,
 ) -> tuple[Int, Int, Int]:
     """Do in one call what taking out.size blocks for a root comes to as a rule.
 
-    That is `available`, `evict_by_age`, `take` and `note_departures`. departed: gets the keys of
-    the published blocks that go. Returns one of the three answers, how many blocks were evicted,
-    and how many keys.
+    That is `available`, `evict_by_age`, `take` and `note_departures`. departed, losers: get the keys
+    of the published blocks that go, and their accounts. Returns one of the three answers, how many
+    blocks were evicted, and how many keys.
     """
     wanted, account = out.shape[0], roots[root, ACCOUNT]
     room, _ = available(accounts, keys.shape[0], account)
@@ -491,7 +492,9 @@ def grant(
             victims,
         )
         for i in range(left):
-            departed[i, 0], departed[i, 1] = keys[published[i], 0], keys[published[i], 1]
+            b = published[i]
+            departed[i, 0], departed[i, 1] = keys[b, 0], keys[b, 1]
+            losers[i] = roots[meta[b, ROOT], ACCOUNT]
         note_departures(
             ring_low, ring_high, ring_seconds, ring_cause, written, departed, left, now, owner
         )
