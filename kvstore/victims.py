@@ -457,8 +457,8 @@ def grant(
 ) -> tuple[Int, Int, Int]:
     """Do in one call what taking out.size blocks for a root comes to as a rule.
 
-    That is `available`, `evict_by_age`, `take` and `note_departures`. departed, losers: get the keys
-    of the published blocks that go, and their accounts. Returns one of the three answers, how many
+    That is `available`, `evict_by_age`, `take` and `note_departures`. departed, losers: get keys
+    of the published blocks that go, and their accounts. Returns one of the answers, how many
     blocks were evicted, and how many keys.
     """
     wanted, account = out.shape[0], roots[root, ACCOUNT]
