@@ -18,7 +18,6 @@ from stemkv.kvstore.ops import I32, I64
 from stemkv.kvstore.pool import Tokens
 from stemkv.kvstore.roots import Path, Root
 
-
 # A row in the order of its columns in `chains`, LENGTH to PUBLIC_ROOT.
 _ROW = struct.Struct(f"={chains.SEQUENCE_COLUMNS}q")
 
