@@ -1,6 +1,5 @@
 """Public prefixes: computed once for all, and nobody sees through them what is another's."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -339,13 +338,7 @@ def test_a_running_request_goes_on_while_its_prefix_is_withdrawn() -> None:
     assert directory_of(store).held == set()
 
 
-def ends_under_a_running_request() -> Iterator[str]:
-    """Ways in which what hangs on a public prefix may end, while its keys stay the same."""
-    yield "withdrawn"
-    yield "flushed by a prefix inside"
-
-
-@pytest.mark.parametrize("how", ends_under_a_running_request())
+@pytest.mark.parametrize("how", ["withdrawn", "flushed by a prefix inside"])
 def test_what_comes_again_under_its_old_keys_is_told_of_rightly(how: str) -> None:
     """While a running request holds what was flushed, its copies are stored, hit and kept."""
     store = made()
