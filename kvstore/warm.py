@@ -53,21 +53,36 @@ def warm_up(config: StoreConfig) -> None:
         store.release(child)
     store.release(_run(store, np.arange(6 * size, dtype=np.int32)[::-1]))
     store.release(_run(store, prompt))
+    assert not audit(store)
     _keep(store, prompt)
+    _fill(store)
     _repair(store, prompt)
+    # So that the prompt's first block is not the newest, and must be looked up by its key.
+    store.release(_run(store, prompt[::-1].copy()))
     for kind in (FlushKind.PREFIX, FlushKind.ALL):
-        store.flush(Flush(FlushId("warm-up"), kind, b"", prefix=prompt[:size].tobytes()))
+        store.flush(Flush(FlushId("warm-up"), kind, b"", prefix=prompt[: size + 1].tobytes()))
+    # While there is something to sweep, blocks are taken step by step.
+    store.release(_run(store, np.arange(6 * size, dtype=np.int32)))
     store.reclaim()
+
+
+def _fill(store: BlockStore) -> None:
+    """Let so many blocks come and go that samples of them grow."""
+    size = store.config.block_size
+    for start in range(0, 600 * size, 6 * size):
+        store.release(_run(store, np.arange(start, start + 6 * size, dtype=np.int32)))
 
 
 def _keep(store: BlockStore, prompt: npt.NDArray[np.int32]) -> None:
     """Go through what operators may keep: a pin, a public prefix, and what they are told."""
-    pin = store.pin(_NAMESPACE, prompt, PinTerms(1.0))
-    if pin.blocks:
-        store.unpin(pin.pin_id)
+    store.pin(_NAMESPACE, prompt, PinTerms(1.0))
     public = store.declare_public(prompt[::-1][: store.config.block_size])
     for tokens in (prompt[::-1].copy(), prompt[::-1].copy(), prompt):
         store.release(_run(store, tokens))
+    # Others take their blocks around the pin, which may give way.
+    store.release(_run(store, np.arange(6 * store.config.block_size, dtype=np.int32)[::-1].copy()))
+    for pin in store.pinned():
+        store.unpin(pin.pin_id)
     store.account_counts()
     store.miss_ratio_curves()
     store.withdraw_public(public.key)
