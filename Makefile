@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip install --no-input --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install test test-full check bench clean FORCE
+.PHONY: help serve install test test-full check bench mutation clean FORCE
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -41,6 +41,10 @@ check: $(VENV)/installed-dev ## lint, format, types, import direction
 bench: $(VENV)/installed ## time to first token and tokens a second, beside transformers
 	$(BIN)/python -m benchmarks.serve $(ARGS)
 
+mutation: $(VENV)/installed-mutation ## change kvstore's code bit by bit and see that tests fail
+	$(BIN)/python scripts/mutation.py build/mutation.jsonl $(ARGS)
+	NUMBA_DISABLE_JIT=1 $(BIN)/python scripts/mutation.py build/mutation-loops.jsonl $(ARGS)
+
 clean: ## remove VENV, caches and build outputs (the fetched model stays)
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -62,6 +66,10 @@ $(VENV)/installed-test: $(VENV)/installed
 
 $(VENV)/installed-dev: $(VENV)/installed-test
 	$(PIP) --editable ".[dev]"
+	@touch $@
+
+$(VENV)/installed-mutation: $(VENV)/installed-test
+	$(PIP) --editable ".[mutation]"
 	@touch $@
 
 # Rewritten only when the choice changes, so that TORCH=... takes effect on the next run.
