@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,10 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.lru_exact import distances, simulated_hits
+from support.stores import cache, grow, open_, run, tokens
 
 from stemkv.engine.traces import Trace, read_trace
 from stemkv.kvstore import curve_ops
+from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.curves import FACTORS, MissRatioCurves
+from stemkv.kvstore.directory.null import NullDirectory
+from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.views import MissRatioPoint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -236,6 +241,49 @@ def test_thousands_of_accounts_keep_to_the_bytes_of_all() -> None:
     assert len(kept) > 500
     assert kept == [0, *range(3002 - len(kept), 3001)]
     assert curves.report()[0][0].hit_share == pytest.approx(1 - 1 / 3000)
+
+
+def test_the_account_in_use_is_kept_whatever_it_takes() -> None:
+    """A bound that is below what one account needs leaves that one, and no other."""
+    curves = MissRatioCurves(1000, max_bytes=1)
+    for account in (1, 2):
+        curves.use(account, keys_of(range(4)), 4)
+        assert list(curves.report()) == [account]
+    assert curves.bytes == curves._accounts[2].bytes
+
+
+def test_a_store_counts_prompts_own_blocks() -> None:
+    """A store asked for curves counts each prompt's full blocks once, what is generated never."""
+    config = StoreConfig(
+        capacity_blocks=8, block_size=4, max_sequences=2, max_tokens=64, secret=b"s", curves=True
+    )
+    store = BlockStore(config, NullDirectory(), lambda: 0.0)
+    assert store.miss_ratio_curves() == {}
+    for _ in range(4):
+        sequence = open_(store, range(10))
+        grow(store, sequence, *range(10, 16))
+        run(store, sequence)
+        store.release(sequence)
+    assert store.curves is not None
+    assert store.curves._accounts[store.accounts.names.index("ann")].looked_up == 4 * 2
+    shares = [point.hit_share for point in store.miss_ratio_curves()["ann"]]
+    assert [point.factor for point in store.miss_ratio_curves()["ann"]] == list(FACTORS)
+    # Of the 4 blocks of a chain, all but the first round's 2 lookups hit from 2 blocks on.
+    assert shares == pytest.approx([0.75] * 4)
+    assert BlockStore(replace(config, curves=False), NullDirectory(), float).curves is None
+
+
+def test_curves_leave_out_what_is_public() -> None:
+    """A tenant's curve is of its own blocks; below a public prefix, of those after it."""
+    config = StoreConfig(
+        capacity_blocks=8, block_size=4, max_sequences=2, max_tokens=64, secret=b"s", curves=True
+    )
+    store = BlockStore(config, NullDirectory(), lambda: 0.0)
+    store.declare_public(tokens(range(4)))
+    for _ in range(2):
+        cache(store, range(12))
+    assert store.curves is not None
+    assert store.curves._accounts[store.accounts.names.index("ann")].looked_up == 2 * 2
 
 
 def test_a_small_account_is_seen_with_more_precision() -> None:

@@ -10,7 +10,14 @@ from hypothesis import given
 from support.stores import ANN, BOB, CAT, DAN, SECRET, directory_of, make_store, tokens
 
 from stemkv.kvstore.ids import BlockKey
-from stemkv.kvstore.keys import HASH_FUNCTIONS, as_bytes, chain, root_key
+from stemkv.kvstore.keys import (
+    HASH_FUNCTIONS,
+    KEY_BYTES,
+    PackedKeys,
+    as_bytes,
+    chain,
+    root_key,
+)
 from stemkv.kvstore.namespace import Namespace, domain_of, encode_fields
 from stemkv.kvstore.properties.keys import (
     FIELDS,
@@ -149,3 +156,18 @@ def test_a_namespace_cannot_borrow_from_its_neighbour_field() -> None:
     one = Namespace("t", b"d", adapter="ab", salt="c")
     other = Namespace("t", b"d", adapter="a", salt="bc")
     assert store.roots.key_of(one) != store.roots.key_of(other)
+
+
+def test_packed_keys_are_a_sequence_of_keys() -> None:
+    """They are read by number from both ends, by slice and one by one, as a list of them is."""
+    listed = [bytes([n] * KEY_BYTES) for n in range(5)]
+    packed = PackedKeys(b"".join(listed))
+    assert len(packed) == 5
+    assert list(packed) == listed
+    assert [packed[n] for n in range(-5, 5)] == listed + listed
+    assert packed[1:4] == listed[1:4]
+    assert packed[::-2] == listed[::-2]
+    for beyond in (5, -6):
+        with pytest.raises(IndexError):
+            packed[beyond]
+    assert list(PackedKeys(b"")) == []

@@ -83,3 +83,17 @@ def test_retired_keys_are_kept_for_explanations() -> None:
         keys.insert(0, store.roots.key_of(ANN))
         store.flush(flush_of(FlushKind.TENANT, nonce=i.to_bytes(16, "big")))
     assert [key for key, _ in store.roots.retired_keys(ANN)] == keys[:4]
+
+
+def test_what_was_flushed_is_remembered_for_thousands_of_namespaces() -> None:
+    """An explanation can tell a flush of each of them; of too many, memory is given back."""
+    store, known, most = make_store(8), 0, 0
+    for batch in range(30):
+        spaces = [replace(ANN, salt=f"{batch} {i}") for i in range(200)]
+        store.roots.kill([store.roots.get(space) for space in spaces], float(batch))
+        if batch < 10:
+            assert all(store.roots.retired_keys(space) for space in spaces)
+        known = len(store.roots._retired)
+        most = max(most, known)
+    assert 2000 <= most <= 5000
+    assert known < most
