@@ -329,13 +329,17 @@ class EngineCore:
                 f"{self._info.capacity_blocks}",
                 "prompt" if prompt > self._info.longest_prompt else "max_tokens",
             )
-        share = self._store.limit(request.namespace)
-        if blocks > share:
+        share, public = self._store.limit(request.namespace), 0
+        if request.cache_write:
+            public = blocks - self._store.own_blocks(
+                request.namespace, request.prompt, prompt + params.max_tokens - 1
+            )
+        if blocks - public > share:
             return rejected(
                 f"max_tokens: {prompt} prompt tokens and {params.max_tokens} output tokens need "
-                f"{blocks} cache blocks of {self._info.block_size} tokens; this tenant's share "
-                f"has {share}",
-                "prompt" if -(-prompt // self._info.block_size) > share else "max_tokens",
+                f"{blocks - public} cache blocks of {self._info.block_size} tokens; this tenant's "
+                f"share has {share}",
+                "prompt" if -(-prompt // self._info.block_size) - public > share else "max_tokens",
             )
         if len(self._jobs) >= self._config.max_queue + self._config.max_running:
             return Failed(request_id, "overloaded", f"{len(self._jobs)} requests are open")

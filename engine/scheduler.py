@@ -214,8 +214,11 @@ class Scheduler:
         return self._blocks(track) > self.store.limit(track.job.request.namespace)
 
     def _blocks(self, track: Track) -> int:
-        """How many blocks hold the tokens that a track knows."""
-        return -(-track.length // self.store.config.block_size)
+        """How many blocks of its account's hold the tokens that a track knows."""
+        request = track.job.request
+        if not request.cache_write:
+            return -(-track.length // self.store.config.block_size)
+        return self.store.own_blocks(request.namespace, request.prompt, track.length)
 
     def _preempt(self, track: Track) -> None:
         self.remove(track)

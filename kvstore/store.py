@@ -182,6 +182,11 @@ class BlockStore:
         """How many blocks a namespace's account could have in use at most, as quotas are now."""
         return self.accounts.limit(self.accounts.find(namespace.domain) or 0)
 
+    def own_blocks(self, namespace: Namespace, prompt: Tokens, tokens: int) -> int:
+        """How many blocks of so many tokens, a prompt's and more, its account would pay for."""
+        entry = self._finder.way(namespace, _plain(prompt)).entry
+        return -(-tokens // self.config.block_size) - entry
+
     def is_reserved(self, namespace: Namespace, blocks: int) -> bool:
         """Whether so many more blocks in use are within what is reserved for the account."""
         return self.accounts.is_reserved(self.accounts.find(namespace.domain) or 0, blocks)
@@ -307,7 +312,9 @@ class BlockStore:
         if not self._open.free:
             return Shortage("sequences", 1, 0)
         account = way.root.account if way.root else self.accounts.find(namespace.domain) or 0
-        needed = -(-len(prompt) // config.block_size) - len(match.blocks)
+        writes = write and config.prefix_cache
+        public = self._set_aside(way, match) if way.entry and writes else 0
+        needed = -(-len(prompt) // config.block_size) - len(match.blocks) - public
         match, shortage = self._fit(match, needed, account)
         if shortage is not None:
             return shortage
@@ -316,7 +323,7 @@ class BlockStore:
         owner = self.owners.get(namespace.tenant)
         self.accounts.use(path.root.account)
         self._count_lookup(owner, len(prompt), match, again)
-        return self._adopt(path, owner, prompt, match, write and config.prefix_cache)
+        return self._adopt(path, owner, prompt, match, writes, public)
 
     def fork(self, sequence: SequenceId) -> SequenceId | Shortage:
         """Open a second sequence that shares all blocks and tokens of the first.
@@ -563,10 +570,18 @@ class BlockStore:
         counts.hit_full += full
         counts.hit_partial += partial
 
+    def _set_aside(self, way: Way, match: Match) -> int:
+        """How many blocks that a prompt misses are public, with room set aside for them."""
+        missing = way.entry - len(match.blocks)
+        return min(missing, self.pool.available(ops.OPERATOR)[0]) if missing > 0 else 0
+
     def _adopt(
-        self, path: Path, owner: int, prompt: Tokens, match: Match, writes: bool
+        self, path: Path, owner: int, prompt: Tokens, match: Match, writes: bool, public: int
     ) -> Admission:
-        """Open a sequence on a match that fits."""
+        """Open a sequence on a match that fits.
+
+        public: how many of the blocks that it misses, the first ones, are the operator's to pay.
+        """
         size = self.config.block_size
         adopted = len(match.blocks)
         needed = -(-len(prompt) // size) - adopted
@@ -579,7 +594,11 @@ class BlockStore:
             self.pool.pin(match.partial)
             if self.events.on:
                 self._tell("copied", np.array([match.partial], np.int32))
-        fresh = self._allocator.take(needed, path.root, owner)
+        fresh = self._allocator.take(needed - public, path.root, owner)
+        if public:
+            assert path.public is not None
+            ahead = self._allocator.take(public, path.public, owner)
+            fresh = np.concatenate([ahead, fresh])
         if match.partial >= 0:
             self.copies.plan(match.partial, int(fresh[0]), match.partial_tokens)
             self.pool.unpin([match.partial])

@@ -84,7 +84,9 @@ def available(accounts: I64, capacity: Int, asking: Int) -> tuple[Int, Int]:
         used = accounts[a, HELD] if a == OPERATOR else in_use(accounts, a)
         whole -= used
         room -= used if a == asking else max(used, accounts[a, RESERVE])
-    if asking != POOL:  # an account that is not opened yet has no cap
+    if asking == OPERATOR:
+        room = min(room, accounts[asking, CAP] - accounts[asking, HELD])
+    elif asking != POOL:  # an account that is not opened yet has no cap
         room = min(room, accounts[asking, CAP] - in_use(accounts, asking))
     return max(0, room), max(0, whole)
 

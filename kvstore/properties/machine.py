@@ -217,7 +217,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         before = snapshot(self.store)
         got = self.store.admit(ns, np.array(prompt, np.int32), read=read, write=write)
-        expected = self.model.admit(ns, prompt, read)
+        expected = self.model.admit(ns, prompt, read, write)
         if isinstance(got, Admission):
             assert isinstance(expected, Match), expected
             assert got.full_tokens == len(expected.blocks) * self.config.block_size

@@ -433,7 +433,16 @@ class StoreModel:
 
     # --- sequences ---
 
-    def admit(self, ns: Namespace, prompt: Tokens, read: bool) -> Match | tuple[object, ...]:
+    def set_aside(self, ns: Namespace, prompt: Tokens, match: Match, write: bool) -> int:
+        """How many blocks that a prompt misses are public, with room set aside for them."""
+        if not (write and self.config.prefix_cache):
+            return 0
+        missing = self.chain_of(ns, prompt).entry - len(match.blocks)
+        return max(0, min(missing, self.available(PUBLIC)[0]))
+
+    def admit(
+        self, ns: Namespace, prompt: Tokens, read: bool, write: bool
+    ) -> Match | tuple[object, ...]:
         """Say what an admission finds: a leader, a shortage, or what it adopts."""
         match = self.match(ns, prompt) if read else Match([])
         if match.leader is not None:
@@ -441,6 +450,7 @@ class StoreModel:
         if len(self.sequences) == self.config.max_sequences:
             return ("shortage", "sequences", 1, 0)
         needed = -(-len(prompt) // self.config.block_size) - len(match.blocks)
+        needed -= self.set_aside(ns, prompt, match, write)
         if match.partial is not None:
             if self.shortage(ns.domain, needed, [*match.blocks, match.partial]) is None:
                 return match
@@ -458,11 +468,13 @@ class StoreModel:
         run_again = int(reused == len(prompt))
         counts.full += len(match.blocks) * size - (run_again if not match.partial_tokens else 0)
         counts.partial += match.partial_tokens - (run_again if match.partial_tokens else 0)
+        public = self.set_aside(ns, prompt, match, write)
         for block in match.blocks:
             self.hold(block)
         if match.partial is not None:
             self.hold(match.partial, pin=True)
-        fresh = self.take(-(-len(prompt) // size) - len(match.blocks), ns.domain)
+        fresh = self.take(-(-len(prompt) // size) - len(match.blocks) - public, ns.domain)
+        fresh = [*self.take(public, PUBLIC), *fresh]
         if match.partial is not None:
             self.copies[id(fresh[0])] = (match.partial, fresh[0], match.partial_tokens)
         s = Sequence(

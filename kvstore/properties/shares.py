@@ -48,6 +48,8 @@ class Shares:
 
     def cap(self, domain: bytes) -> int:
         """Return what a domain may hold at most."""
+        if domain == PUBLIC:
+            return self.public
         return max(1, self.blocks(self.quota(domain).cap))
 
     def fits(self, quotas: Mapping[bytes, Quota], public: int) -> bool:

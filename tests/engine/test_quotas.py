@@ -151,6 +151,19 @@ def test_what_is_over_a_tenants_share_is_refused_at_once(length: int, field: str
     drain(core)
 
 
+def test_a_public_prefix_does_not_count_against_a_share() -> None:
+    """A prompt that is longer than its tenant's share is served if what is over it is public."""
+    core, _ = hash_core(32)
+    long = prompt(1, 40)
+    assert not isinstance(core.admin(DeclarePublic(np.array(long, "<i4").tobytes())), AdminError)
+    set_quotas(core, alice=Quota(cap=0.1))
+    (failed,) = core.submit(request("a", [*long, *prompt(2, 16)], max_tokens=2))
+    assert failed.message.endswith("need 5 cache blocks of 4 tokens; this tenant's share has 3")
+    for name in ("cold", "warm"):
+        served = run(core, request(name, [*long, 1, 2, 3], max_tokens=6))[name]
+        assert served.tokens[0] == continuation([*long, 1, 2, 3], 6, core.info.vocab_size)
+
+
 def test_a_share_is_what_reserves_of_others_leave() -> None:
     """A tenant without a quota may use what nobody has reserved, and no more."""
     core, _ = hash_core(16)

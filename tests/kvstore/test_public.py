@@ -31,7 +31,7 @@ from stemkv.kvstore.namespace import Namespace
 from stemkv.kvstore.properties.draws import narrow
 from stemkv.kvstore.properties.recording_directory import RecordingDirectory
 from stemkv.kvstore.properties.snapshot import snapshot
-from stemkv.kvstore.quotas import OPERATOR
+from stemkv.kvstore.quotas import OPERATOR, Quota
 from stemkv.kvstore.store import BlockStore
 from stemkv.kvstore.values import Admission, Following
 
@@ -456,3 +456,36 @@ def test_who_does_not_read_or_write_leaves_the_public_part_right(read: bool, wri
     cache(store, [*PUBLIC, 1, 2, 3, 4], BOB, read=read, write=write)
     assert held(store, OPERATOR) == 3 * write
     assert np.count_nonzero(store.pool.live()) == 5 * write
+
+
+@pytest.mark.parametrize("cap", [0.25, 1.0])
+def test_a_cold_public_prefix_is_nothing_that_its_first_visitor_pays_for(cap: float) -> None:
+    """Public blocks are taken from the room set aside for them, computed or not."""
+    store = made(blocks=20)
+    long = list(range(500, 500 + 9 * 4))
+    store.declare_public(tokens(long))
+    store.set_quotas({ANN.domain: Quota(cap=cap)})
+    # 12 of 20 blocks are set aside, so that ten more would not fit.
+    sequence = open_(store, [*long, 1, 2, 3, 4], ANN)
+    assert (held(store, OPERATOR), held(store, "ann")) == (9, 1)
+    assert audit(store) == ()
+    run(store, sequence)
+    store.release(sequence)
+    assert (held(store, OPERATOR), held(store, "ann")) == (9, 1)
+    assert hit(store, [*long, 9], BOB) == (9, 0)
+
+
+def test_what_leaves_nothing_for_others_pays_for_itself() -> None:
+    """What is not to be published, or is more than is set aside, is charged to who computes it."""
+    store, blocks = made(), len(PUBLIC) // SIZE
+    first = open_(store, [*PUBLIC, 1], ANN, write=False)
+    assert (held(store, OPERATOR), held(store, "ann")) == (0, blocks + 1)
+    second = open_(store, [*PUBLIC, 1], BOB, read=False)
+    assert (held(store, OPERATOR), held(store, "bob")) == (blocks, 1)
+    third = open_(store, [*PUBLIC, 2], replace(ANN, salt="s"), read=False)
+    assert (held(store, OPERATOR), held(store, "ann")) == (blocks, 2 * (blocks + 1))
+    run(store, first, second, third)
+    for sequence in (first, second, third):
+        store.release(sequence)
+    assert held(store, OPERATOR) == blocks
+    assert audit(store) == ()
