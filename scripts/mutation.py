@@ -192,6 +192,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("out", type=Path, help="file of results, one JSON object a line")
     parser.add_argument("paths", nargs="*", help="files to mutate; kvstore/*.py unless given")
     parser.add_argument("--again", type=Path, help="only what survived, by such a file of results")
+    parser.add_argument("--resume", action="store_true", help="keep what OUT has, do the rest")
     parser.add_argument("--reach", type=Path, help="keep what tests reach in this file")
     parser.add_argument("--seconds", type=float, help="of tests for each mutant, at most")
     parser.add_argument("--processes", type=int, default=2)
@@ -205,7 +206,12 @@ def main() -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     reach_file = options.reach.resolve() if options.reach else None
     only = survivors(options.again) if options.again else set()
-    out.unlink(missing_ok=True)
+    done: set[tuple[object, ...]] = set()
+    if options.resume and out.exists():
+        records = [json.loads(line) for line in out.read_text().splitlines()]
+        done = {(r["path"], r["operator"], r["occurrence"]) for r in records}
+    else:
+        out.unlink(missing_ok=True)
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     os.chdir(ROOT)
     config = Config(Path(__file__).with_name("mutation.toml"))
@@ -220,6 +226,7 @@ def main() -> None:
     every = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "kvstore").glob("*.py"))
     paths = [p for p in options.paths or every if (p in config.loops) == config.plain]
     mutants = chosen(config, paths, only)
+    mutants = [m for m in mutants if (m.path, m.operator, m.occurrence) not in done]
     random.Random(config.seed).shuffle(mutants)  # noqa: S311 - so that processes end together
     print(f"{len(mutants)} mutants, {len(reach.seconds)} tests", flush=True)
     judge = Judge(config, reach, out)

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 import tomllib
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,7 +118,11 @@ class Runner:
         else:
             self.config.hasten(session.items)
             self.items = {item.nodeid: item for item in session.items}
-        self.loop(self)
+        try:
+            self.loop(self)
+        except Exception as error:  # noqa: BLE001 - told to whoever waits, who is no test
+            traceback.print_exc()
+            self.failed = repr(error)
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -177,7 +182,7 @@ def in_fork(work: Callable[[], Any], limit: float | None = None) -> Any:
         answer.seek(0)
         try:
             return pickle.load(answer)  # noqa: S301 - our own child's
-        except EOFError:
+        except (EOFError, pickle.UnpicklingError):
             return "died"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean, stdev
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.lru_exact import distances, simulated_hits
-from support.stores import cache, grow, open_, run, tokens
+from support.stores import grow, open_, run, tokens
 
 from stemkv.engine.traces import Trace, read_trace
 from stemkv.kvstore import curve_ops
+from stemkv.kvstore import curves as curves_module
 from stemkv.kvstore.config import StoreConfig
 from stemkv.kvstore.curves import FACTORS, MissRatioCurves
 from stemkv.kvstore.directory.null import NullDirectory
@@ -252,6 +254,22 @@ def test_the_account_in_use_is_kept_whatever_it_takes() -> None:
     assert curves.bytes == curves._accounts[2].bytes
 
 
+def test_the_error_is_a_t_interval_of_the_groups_and_their_bias() -> None:
+    """As stated: 97.5 % of t, 15 degrees of freedom, less for what is sampled; plus the bias."""
+    of = curves_module._Account(0.25, np.ones((2, 4), np.int32))
+    of.looked_up = 1000
+    of.stacks.taken[0] = curve_ops.STACKS + curves_module._ENOUGH
+    of.stacks.misses[0] = 600
+    of.stacks.misses[1:] = np.arange(30, 46)[:, None]
+    groups = [16 * n / 1000 for n in range(30, 46)]
+    expected = 2.131 * stdev(groups) / 4 * 0.75**0.5 + abs(mean(groups) - 0.6)
+    for point in curves_module._points(of):
+        assert point.hit_share == pytest.approx(0.4)
+        assert point.error == pytest.approx(expected, rel=1e-3)
+    of.stacks.taken[0] -= 1
+    assert [point.error for point in curves_module._points(of)] == [None] * 4
+
+
 def test_a_store_counts_prompts_own_blocks() -> None:
     """A store asked for curves counts each prompt's full blocks once, what is generated never."""
     config = StoreConfig(
@@ -281,7 +299,10 @@ def test_curves_leave_out_what_is_public() -> None:
     store = BlockStore(config, NullDirectory(), lambda: 0.0)
     store.declare_public(tokens(range(4)))
     for _ in range(2):
-        cache(store, range(12))
+        sequence = open_(store, range(12))
+        grow(store, sequence, *range(12, 20))
+        run(store, sequence)
+        store.release(sequence)
     assert store.curves is not None
     assert store.curves._accounts[store.accounts.names.index("ann")].looked_up == 2 * 2
 

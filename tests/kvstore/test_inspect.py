@@ -178,3 +178,23 @@ def test_looking_changes_nothing(store: BlockStore) -> None:
     list_blocks(store, tenant="nobody", adapter="unknown")
     get_block(store, store.keys_of(ANN, tokens(range(4)))[0].hex())
     assert snapshot(store) == before
+
+
+def test_a_copys_source_counts_as_in_use_until_the_copy_is_taken() -> None:
+    """A block that is to be copied is referenced by nobody, and held all the same."""
+    store = make_store()
+    source = cache(store, range(10))[2]
+    open_(store, [*range(10), 90, 91], BOB)
+    open_(store, [*range(10), 90, 91])
+    held = {b.block: b.references for b in list_blocks(store, state="in_use").blocks}
+    assert held[source] == 1
+    assert source in {b.block for b in list_blocks(store, min_references=1).blocks}
+    store.take_copies()
+    assert source in {b.block for b in list_blocks(store, state="in_use").blocks}
+    store.settle()
+    assert source in {b.block for b in list_blocks(store, state="cached").blocks}
+
+
+def test_a_cursor_before_the_first_block_is_the_beginning(store: BlockStore) -> None:
+    """No block has a number below 0, so that such a cursor leaves nothing out."""
+    assert list_blocks(store, cursor=-3) == list_blocks(store)

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
-from support.stores import ANN, cache, hit, make_store, open_, run, tokens
+from support.stores import ANN, BOB, cache, hit, make_store, open_, run, tokens
 
 from stemkv.kvstore.audit import audit
+from stemkv.kvstore.pins import PinTerms
 from stemkv.kvstore.pool import Tokens
+from stemkv.kvstore.views import PinInfo
 
 
 def test_a_fork_that_writes_less_than_it_holds_gets_its_own_first_block() -> None:
@@ -54,3 +56,26 @@ def test_prompts_may_be_any_array_of_whole_numbers(made: "type[Tokens]") -> None
     sequence = open_(store, range(10))
     run(store, sequence)
     assert store.lookup(ANN, prompt).full_blocks == 2
+
+
+def test_children_of_every_block_number_are_found_by_key() -> None:
+    """Keys made in Python follow from the parent's, whichever block that is, the first one too."""
+    parents = set()
+    for others in range(5):
+        store = make_store(8, hash_function="sha256")
+        if others:
+            open_(store, range(100, 100 + 4 * others), BOB)
+        parents.add(cache(store, range(8))[0])
+        cache(store, [*range(4), *range(20, 24)])
+        assert hit(store, range(8)) == (2, 0)
+        assert hit(store, [*range(4), *range(20, 24)]) == (2, 0)
+    assert len(parents) == 5
+    assert 0 in parents or 7 in parents
+
+
+def test_a_pin_of_nothing_is_all_zeros() -> None:
+    """Where nothing is cached, the reply names the namespace, and no pin."""
+    store = make_store()
+    made = store.pin(ANN, tokens(range(8)), PinTerms(seconds=60.0))
+    assert made == PinInfo(0, "ann", "", "", 0, 0, 0.0, 0.0)
+    assert store.pinned() == ()
