@@ -123,6 +123,14 @@ def test_memory_is_bounded(size: int) -> None:
         assert len(batches) <= 16
 
 
+def test_one_event_is_kept_where_one_is_asked_for() -> None:
+    """The smallest stream holds the last event and counts those before it."""
+    events, _, _ = stream(1)
+    assert events.on
+    events.record("stored", 0, rows(5, 6))
+    assert events.read(0, 10) == EventPage((CacheEvent(1, "stored", hexed(6), "ann", 0.0),), 2, 1)
+
+
 def test_switched_off() -> None:
     """A stream of capacity 0 says so, numbers nothing and returns nothing."""
     events, _, _ = stream(0)

@@ -297,3 +297,14 @@ def test_the_nearest_of_several() -> None:
     cache(store, [*range(4), 3, 3, 3, 3])
     assert figures(ask(store, range(8))) == ("token_differs", 4, 0, 4)
     assert ask(store, range(8)).differing_position == 7
+
+
+def test_first_blocks_of_several_tenants_are_told_apart() -> None:
+    """What became of a first block is asked for under its own namespace's root, whichever it is."""
+    store = make_store(4)
+    for namespace in (ANN, BOB, CAT):
+        cache(store, range(4), namespace)
+    cache(store, range(100, 116), DAN)
+    for namespace in (ANN, BOB, CAT):
+        explanation = ask(store, range(4), namespace)
+        assert (explanation.reason, explanation.evicted_for) == ("evicted", "dan"), namespace
