@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from stemkv.kvstore.config import MAX_CAPACITY_BLOCKS, StoreConfig
+from stemkv.kvstore.pins import PinTerms
 from stemkv.kvstore.quotas import Quota, quota_of_group
 
 
@@ -99,3 +100,22 @@ def test_shares_are_from_nothing_to_all(name: str) -> None:
     for value in (-0.001, 1.001, float("nan")):
         with pytest.raises(ValueError, match=f"^{name}: {value} is not a share of the pool"):
             Quota(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        ({"priority": -0.01}, r"priority: -0.01 is not in 0\.\.1"),
+        ({"priority": 1.01}, r"priority: 1.01 is not in 0\.\.1"),
+        ({"max_blocks": 0}, "max_blocks: 0 is less than 1"),
+        ({"seconds": 0.0}, r"seconds: 0.0 is not a positive number of seconds"),
+        ({"seconds": float("inf")}, r"seconds: inf is not a positive number of seconds"),
+        ({"half_life_seconds": -1.0}, r"half_life_seconds: -1.0 is not a positive number"),
+    ],
+)
+def test_what_is_no_pin_is_refused(terms: dict[str, Any], message: str) -> None:
+    """Time, budget and priority are refused with their field and value; their ends are allowed."""
+    for end in ({"priority": 0.0}, {"priority": 1.0}, {"max_blocks": 1}, {"seconds": 0.001}):
+        assert PinTerms(**{"seconds": 60.0} | end)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        PinTerms(**{"seconds": 60.0} | terms)
