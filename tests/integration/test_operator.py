@@ -138,9 +138,13 @@ async def test_a_prefix_of_messages_begins_chats(operated: Operated) -> None:
 
 
 async def test_a_reserve_outlasts_another_tenants_flood(operated: Operated) -> None:
-    """With a reserve a tenant keeps its blocks while another computes ten pools full."""
+    """With a reserve a tenant keeps its blocks while another computes ten pools full.
+
+    So it does by its fair share, unless its weight makes that next to nothing.
+    """
     mine = "Something that is long enough to be worth keeping."
-    for quota, kept in ((Quota(), False), (Quota(reserve=0.3), True)):
+    quotas = (Quota(weight=0.001), Quota(), Quota(reserve=0.3, weight=0.001))
+    for quota, kept in zip(quotas, (False, True, True), strict=True):
         operated.tenants.put_tenant(Tenant("a", quota=quota))
         await operated.orders.sync()
         assert operated.orders.current
@@ -176,7 +180,7 @@ async def test_quotas_that_do_not_fit_are_told(operated: Operated) -> None:
 
 
 async def test_a_pin_outlasts_a_flood_until_it_ends(operated: Operated) -> None:
-    """A pinned prompt stays, within the tenant's budget; unpinned it goes like any other."""
+    """A pinned prompt stays, within its tenant's budget; unpinned it goes for others of it."""
     mine = "Something that is long enough to be worth keeping."
     operated.tenants.put_tenant(Tenant("a", quota=Quota(pins=0.25)))
     await operated.orders.sync()
@@ -192,7 +196,7 @@ async def test_a_pin_outlasts_a_flood_until_it_ends(operated: Operated) -> None:
 
     async def flood() -> int:
         for number in range(2 * BLOCKS * BLOCK_SIZE // 52):
-            await operated.ask("b", f"{number:04} is the number of this prompt, one of many.")
+            await operated.ask("a", f"{number:04} is the number of this prompt, one of many.")
         return await operated.ask("a", mine)
 
     assert await flood() >= 48
