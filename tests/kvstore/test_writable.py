@@ -7,6 +7,7 @@ from support.stores import ANN, BOB, cache, hit, make_store, open_, run, tokens
 from stemkv.kvstore.audit import audit
 from stemkv.kvstore.pins import PinTerms
 from stemkv.kvstore.pool import Tokens
+from stemkv.kvstore.values import Admission
 from stemkv.kvstore.views import PinInfo
 
 
@@ -79,3 +80,13 @@ def test_a_pin_of_nothing_is_all_zeros() -> None:
     made = store.pin(ANN, tokens(range(8)), PinTerms(seconds=60.0))
     assert made == PinInfo(0, "ann", "", "", 0, 0, 0.0, 0.0)
     assert store.pinned() == ()
+
+
+def test_an_admission_says_how_much_is_computed_already() -> None:
+    """Full blocks and the part of one more together are what need not be run again."""
+    store = make_store()
+    cache(store, range(12))
+    got = store.admit(ANN, tokens([*range(6), 60, 61, 62]))
+    assert isinstance(got, Admission)
+    assert (got.full_tokens, got.partial_tokens, got.computed) == (4, 2, 6)
+    assert store.sequences[got.sequence].computed == 6
