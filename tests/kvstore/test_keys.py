@@ -7,9 +7,21 @@ from dataclasses import replace
 import pytest
 import xxhash
 from hypothesis import given
-from support.stores import ANN, BOB, CAT, DAN, SECRET, directory_of, make_store, tokens
+from support.stores import (
+    ANN,
+    BOB,
+    CAT,
+    DAN,
+    SECRET,
+    cache,
+    directory_of,
+    hit,
+    make_store,
+    tokens,
+)
 
 from stemkv.kvstore.ids import BlockKey
+from stemkv.kvstore.jit import COMPILES
 from stemkv.kvstore.keys import (
     HASH_FUNCTIONS,
     KEY_BYTES,
@@ -171,3 +183,16 @@ def test_packed_keys_are_a_sequence_of_keys() -> None:
         with pytest.raises(IndexError):
             packed[beyond]
     assert list(PackedKeys(b"")) == []
+
+
+@pytest.mark.parametrize("hash_function", list(HASH_FUNCTIONS))
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 251, 252, 253, 254])
+def test_loops_make_keys_only_where_they_can(size: int, hash_function: str) -> None:
+    """Whole words of what the loops' hash takes are hashed there, and all keys are the same."""
+    store = make_store(8, size, max_tokens=4 * size, hash_function=hash_function)
+    fits = size in (2, 4, 252) and hash_function == "xxh3_128"
+    assert store.matcher.hashes_inside == (fits and COMPILES)
+    table = cache(store, range(3 * size))
+    assert [store.pool.key(b) for b in table] == store.keys_of(ANN, tokens(range(3 * size)))
+    cache(store, [*range(2 * size), *range(size)])
+    assert hit(store, range(3 * size)) == (3, 0)

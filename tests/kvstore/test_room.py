@@ -3,6 +3,7 @@
 import pytest
 from support.stores import ANN, BOB, CAT, cache, make_store, open_, tokens
 
+from stemkv.kvstore.pins import PinTerms
 from stemkv.kvstore.properties.repairs import lenient
 from stemkv.kvstore.quotas import Quota
 from stemkv.kvstore.repair import repair
@@ -62,3 +63,13 @@ def test_public_blocks_are_not_paid_for() -> None:
     store.declare_public(tokens(range(8)))
     assert [store.own_blocks(ANN, tokens(range(16)), n) for n in (16, 17, 20)] == [2, 3, 3]
     assert store.own_blocks(ANN, tokens(range(1, 17)), 16) == 4
+
+
+def test_pinned_blocks_count_as_cached() -> None:
+    """A block that nothing but a pin holds is idle, and never in use."""
+    store = make_store(16)
+    cache(store, range(14))
+    open_(store, range(100, 108))
+    store.pin(ANN, tokens(range(8)), PinTerms(seconds=60.0))
+    counts = store.account_counts()["ann"]
+    assert (counts.in_use, counts.cached) == (2, 4)
