@@ -4,6 +4,9 @@ from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.lru_exact import simulated_hits
 
 from stemkv.kvstore.shadows import Shadows, depth_first
 from stemkv.policies.eviction.lru import recency
@@ -63,3 +66,25 @@ def test_a_sample_is_a_share_of_the_keys_and_of_the_pool(pool: int) -> None:
     for high in highs:
         used = shadows.use(np.array([[1, high]], np.uint64), 1, 0.0, 0)
         assert used == (high < first_out)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.integers(1, 6),
+    st.lists(st.tuples(st.text("01", min_size=1, max_size=5), st.integers(0, 5)), max_size=40),
+)
+def test_a_shadow_of_all_blocks_hits_as_a_simulated_cache_does(
+    capacity: int, uses: list[tuple[str, int]]
+) -> None:
+    """Where every block is in the sample, LRU's count is exact, whatever comes and comes back."""
+    shadows = Shadows(LRU, capacity, capacity, 60.0)
+    chains = [
+        ([int("1" + word[: i + 1], 2) for i in range(len(word))][:capacity], asked)
+        for word, asked in uses
+    ]
+    chains = [(blocks, min(asked, len(blocks))) for blocks, asked in chains]
+    for tick, (blocks, asked) in enumerate(chains):
+        keys = np.array([[block, block] for block in blocks], np.uint64)
+        shadows.use(keys, asked, float(tick), tick)
+    assert shadows.lookups == sum(asked for _, asked in chains)
+    assert shadows.hits == [simulated_hits(chains, capacity)]

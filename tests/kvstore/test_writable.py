@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from support.stores import ANN, BOB, cache, hit, make_store, open_, run, tokens
+from support.stores import ANN, BOB, cache, flush_of, hit, make_store, open_, run, tokens
 
 from stemkv.kvstore.audit import audit
+from stemkv.kvstore.flush import FlushKind
 from stemkv.kvstore.pins import PinTerms
 from stemkv.kvstore.pool import Tokens
 from stemkv.kvstore.values import Admission
@@ -90,3 +91,22 @@ def test_an_admission_says_how_much_is_computed_already() -> None:
     assert isinstance(got, Admission)
     assert (got.full_tokens, got.partial_tokens, got.computed) == (4, 2, 6)
     assert store.sequences[got.sequence].computed == 6
+
+
+@pytest.mark.parametrize("begun", [2, 4])
+def test_the_first_block_may_be_a_tail_or_lie_in_a_branch(begun: int) -> None:
+    """A tail that is gone on from is freed, and a branch flushed whole, that of number 0 too."""
+    store = make_store(8)
+    first = open_(store, [500], BOB, write=False)
+    assert store.table_of(first).tolist() == [0]
+    cache(store, range(4))
+    rest = open_(store, range(600, 624), BOB)
+    store.release(first)
+    assert cache(store, range(4 + begun))[1] == 0
+    store.release(rest)
+    cache(store, range(8))
+    cache(store, [*range(4), *range(90, 94)])
+    assert store.pool_counts().cached == 3
+    store.flush(flush_of(FlushKind.PREFIX, prefix=range(4)))
+    assert (store.pool_counts().cached, hit(store, range(12))) == (0, (0, 0))
+    assert audit(store) == ()
