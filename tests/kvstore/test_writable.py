@@ -2,10 +2,22 @@
 
 import numpy as np
 import pytest
-from support.stores import ANN, BOB, cache, flush_of, hit, make_store, open_, run, tokens
+from support.stores import (
+    ANN,
+    BOB,
+    cache,
+    directory_of,
+    flush_of,
+    hit,
+    make_store,
+    open_,
+    run,
+    tokens,
+)
 
 from stemkv.kvstore.audit import audit
 from stemkv.kvstore.flush import FlushKind
+from stemkv.kvstore.ids import SequenceId
 from stemkv.kvstore.pins import PinTerms
 from stemkv.kvstore.pool import Tokens
 from stemkv.kvstore.values import Admission
@@ -109,4 +121,40 @@ def test_the_first_block_may_be_a_tail_or_lie_in_a_branch(begun: int) -> None:
     assert store.pool_counts().cached == 3
     store.flush(flush_of(FlushKind.PREFIX, prefix=range(4)))
     assert (store.pool_counts().cached, hit(store, range(12))) == (0, (0, 0))
+    assert audit(store) == ()
+
+
+@pytest.mark.parametrize("hash_function", ["xxh3_128", "sha256"])
+@pytest.mark.parametrize("current", [True, False])
+def test_a_twin_is_taken_only_while_no_flush_can_have_been_missed(
+    hash_function: str, current: bool
+) -> None:
+    """Cut off, a block keeps to itself what it holds, and its sequence publishes no more."""
+    store = make_store(hash_function=hash_function)
+    first, second = open_(store, range(12)), open_(store, range(12), read=False)
+    run(store, first)
+    ours = store.table_of(first).tolist()
+    assert ours[0] == 0
+    directory_of(store).current = current
+    run(store, second)
+    theirs = store.table_of(second).tolist()
+    assert (theirs == ours) is current
+    assert bool(set(theirs) & set(ours)) is current
+    assert store.sequences[second].writes == current
+
+
+@pytest.mark.parametrize("hash_function", ["xxh3_128", "sha256"])
+def test_a_batch_publishes_for_those_that_write(hash_function: str) -> None:
+    """Of one step's sequences, whoever does not write leaves nothing behind."""
+    store = make_store(hash_function=hash_function)
+    batch = np.array([open_(store, range(8)), open_(store, range(8), BOB, write=False)], np.int32)
+    assert store.reserve_all(batch) == 2
+    store.take_copies()
+    store.commit_all(batch)
+    store.settle()
+    assert hit(store, range(8)) == (2, 0)
+    assert hit(store, range(8), BOB) == (0, 0)
+    assert store.keys_of(ANN, tokens(range(8))) == [
+        store.pool.key(b) for b in store.table_of(SequenceId(int(batch[0]))).tolist()
+    ]
     assert audit(store) == ()
