@@ -60,7 +60,7 @@ def test_public_blocks_are_not_paid_for() -> None:
     """A request pays for its blocks from where the public ones end."""
     store = make_store(16)
     assert [store.own_blocks(ANN, tokens(range(16)), n) for n in (16, 17, 20)] == [4, 5, 5]
-    store.declare_public(tokens(range(8)))
+    assert store.declare_public(tokens(range(8))).cached_blocks == 0
     assert [store.own_blocks(ANN, tokens(range(16)), n) for n in (16, 17, 20)] == [2, 3, 3]
     assert store.own_blocks(ANN, tokens(range(1, 17)), 16) == 4
 
