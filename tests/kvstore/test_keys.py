@@ -20,8 +20,8 @@ from support.stores import (
     tokens,
 )
 
+from stemkv.kvstore import matching
 from stemkv.kvstore.ids import BlockKey
-from stemkv.kvstore.jit import COMPILES
 from stemkv.kvstore.keys import (
     HASH_FUNCTIONS,
     KEY_BYTES,
@@ -191,7 +191,7 @@ def test_loops_make_keys_only_where_they_can(size: int, hash_function: str) -> N
     """Whole words of what the loops' hash takes are hashed there, and all keys are the same."""
     store = make_store(8, size, max_tokens=4 * size, hash_function=hash_function)
     fits = size in (2, 4, 252) and hash_function == "xxh3_128"
-    assert store.matcher.hashes_inside == (fits and COMPILES)
+    assert store.matcher.hashes_inside == (fits and matching.COMPILES)
     table = cache(store, range(3 * size))
     assert [store.pool.key(b) for b in table] == store.keys_of(ANN, tokens(range(3 * size)))
     cache(store, [*range(2 * size), *range(size)])
