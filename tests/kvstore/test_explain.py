@@ -308,3 +308,16 @@ def test_first_blocks_of_several_tenants_are_told_apart() -> None:
     for namespace in (ANN, BOB, CAT):
         explanation = ask(store, range(4), namespace)
         assert (explanation.reason, explanation.evicted_for) == ("evicted", "dan"), namespace
+
+
+def test_a_first_block_is_asked_for_under_the_root_of_what_is_left() -> None:
+    """Where other chains of a namespace are still there, the key is made from its own root's."""
+    store = make_store(8)
+    for start in (0, 50):
+        for namespace in (ANN, BOB):
+            cache(store, range(start, start + 4), namespace)
+    open_(store, range(100, 124), DAN)
+    for namespace in (ANN, BOB):
+        assert store.lookup(namespace, tokens(range(50, 54))).full_blocks == 1
+        explanation = ask(store, range(4), namespace)
+        assert (explanation.reason, explanation.evicted_for) == ("evicted", "dan")

@@ -88,3 +88,14 @@ def test_a_shadow_of_all_blocks_hits_as_a_simulated_cache_does(
         shadows.use(keys, asked, float(tick), tick)
     assert shadows.lookups == sum(asked for _, asked in chains)
     assert shadows.hits == [simulated_hits(chains, capacity)]
+
+
+@pytest.mark.parametrize("capacity", [2, 3, 5, 8])
+def test_a_shadow_stays_exact_when_rows_are_taken_for_other_blocks(capacity: int) -> None:
+    """Over many more blocks than it remembers, what comes back after long is a stranger."""
+    draws = np.random.default_rng(capacity)
+    blocks = (draws.zipf(1.2, 1500) % (20 * capacity)).tolist()
+    shadows = Shadows(LRU, capacity, capacity, 60.0)
+    for tick, block in enumerate(blocks):
+        shadows.use(np.array([[block, block]], np.uint64), 1, float(tick), tick)
+    assert shadows.hits == [simulated_hits([([block], 1) for block in blocks], capacity)]
