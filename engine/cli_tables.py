@@ -55,4 +55,6 @@ def shown(value: object) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
     return escape(f"{value:,}" if isinstance(value, int) else str(value))

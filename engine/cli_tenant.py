@@ -108,6 +108,8 @@ def change(
     place: Place,
 ) -> None:
     """Change what is told of a tenant, and leave the rest. Quotas are in force seconds later."""
+    if group is None and not no_group and enabled is None and quota_in == QuotaIn():
+        raise ConfigError("set: nothing to change; give what is to be, say --reserve 10%")
     if group is not None and no_group:
         raise ConfigError(f"group: {group!r} and --no-group exclude each other; give one")
     with place.opened() as store:

@@ -112,6 +112,9 @@ async def unpin(pin_id: int, service: Parts) -> UnpinnedBody:
         if error.body.param != "pin_id":
             raise
         raise ApiError(
-            404, f"There is no pin {pin_id}.", param="pin_id", code="pin_not_found"
+            404,
+            f"There is no pin {pin_id}; GET /admin/v1/pins lists those there are.",
+            param="pin_id",
+            code="pin_not_found",
         ) from None
     return UnpinnedBody(pin_id=pin_id)

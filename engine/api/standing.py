@@ -170,7 +170,7 @@ class StandingOrders:
             if not await service.ask_tenants(lambda: service.tenants.remove_public_prefix(name)):
                 raise ApiError(
                     404,
-                    f"There is no public prefix {shown(name)}.",
+                    f"There is no public prefix {shown(name)}; GET /admin/v1/public lists them.",
                     param="name",
                     code="public_prefix_not_found",
                 )
@@ -261,7 +261,7 @@ class StandingOrders:
             problems["quotas"] = f"Not changed: {error.body.message}"
         else:
             self._quotas = wanted
-            logger.info("%d accounts have a quota", len(wanted))
+            logger.info("quotas are in force: %d accounts", len(wanted))
 
     async def _declare(self, prefix: DeclaredPrefix, problems: dict[str, str]) -> None:
         subject = f"public prefix {prefix.name}"

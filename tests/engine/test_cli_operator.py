@@ -110,6 +110,7 @@ def test_a_tenants_quota_is_added_changed_and_listed(
         (["--pins", "much"], ["pins: 'much'"]),
         (["--reserve", "60%", "--cap", "50%"], ["reserve: 0.6", "0.5"]),
         (["--group", "g", "--no-group"], ["'g'", "--no-group"]),
+        ([], ["nothing to change", "--reserve 10%"]),
         (["--reserve", "41%"], ["reserve: 41% for 'b'", "60%", "101%"]),
     ],
 )
