@@ -335,11 +335,14 @@ class EngineCore:
                 request.namespace, request.prompt, prompt + params.max_tokens - 1
             )
         if blocks - public > share:
+            field = (
+                "prompt" if -(-prompt // self._info.block_size) - public > share else "max_tokens"
+            )
             return rejected(
-                f"max_tokens: {prompt} prompt tokens and {params.max_tokens} output tokens need "
-                f"{blocks - public} cache blocks of {self._info.block_size} tokens; this tenant's "
-                f"share has {share}",
-                "prompt" if -(-prompt // self._info.block_size) - public > share else "max_tokens",
+                f"{field}: {prompt} prompt tokens and {params.max_tokens} output tokens need "
+                f"{blocks - public} cache blocks of {self._info.block_size} tokens; this tenant "
+                f"can have {share}",
+                field,
             )
         if len(self._jobs) >= self._config.max_queue + self._config.max_running:
             return Failed(request_id, "overloaded", f"{len(self._jobs)} requests are open")

@@ -47,9 +47,9 @@ class EventFeed:
             self._page, self._restarted = None, False
             if restarted:
                 yield _event("restart", None, "{}")
-            if page is not None:
-                for chunk in _written(page):
-                    yield chunk
+            # One write a page: asyncio warns of each further write to a reader that has left.
+            if page is not None and (written := b"".join(_written(page))):
+                yield written
             if restarted or (page is not None and (page.events or page.missed)):
                 silent_since = clock()
             elif clock() - silent_since >= KEEP_ALIVE_SECONDS:

@@ -144,8 +144,9 @@ def test_what_is_over_a_tenants_share_is_refused_at_once(length: int, field: str
     (failed,) = core.submit(request("a", prompt(1, length), max_tokens=12))
     assert failed.kind == "rejected"
     assert failed.field == field
+    assert failed.message.startswith(f"{field}: {length} prompt tokens and 12 output tokens need ")
     assert f"need {-(-(length + 11) // 4)} cache blocks of 4 tokens" in failed.message
-    assert failed.message.endswith("this tenant's share has 4")
+    assert failed.message.endswith("this tenant can have 4")
     assert not core.has_work()
     assert core.submit(request("b", prompt(1, length), namespace=BOB, max_tokens=12)) == ()
     drain(core)
@@ -158,7 +159,7 @@ def test_a_public_prefix_does_not_count_against_a_share() -> None:
     assert not isinstance(core.admin(DeclarePublic(np.array(long, "<i4").tobytes())), AdminError)
     set_quotas(core, alice=Quota(cap=0.1))
     (failed,) = core.submit(request("a", [*long, *prompt(2, 16)], max_tokens=2))
-    assert failed.message.endswith("need 5 cache blocks of 4 tokens; this tenant's share has 3")
+    assert failed.message.endswith("need 5 cache blocks of 4 tokens; this tenant can have 3")
     for name in ("cold", "warm"):
         served = run(core, request(name, [*long, 1, 2, 3], max_tokens=6))[name]
         assert served.tokens[0] == continuation([*long, 1, 2, 3], 6, core.info.vocab_size)
@@ -169,7 +170,7 @@ def test_a_share_is_what_reserves_of_others_leave() -> None:
     core, _ = hash_core(16)
     set_quotas(core, bob=Quota(reserve=0.75))
     (failed,) = core.submit(request("a", prompt(1, 16), max_tokens=2))
-    assert failed.message.endswith("this tenant's share has 4")
+    assert failed.message.endswith("this tenant can have 4")
     assert run(core, request("b", prompt(1, 16), namespace=BOB, max_tokens=2))["b"].finished
 
 
