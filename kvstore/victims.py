@@ -92,24 +92,45 @@ def available(accounts: I64, capacity: Int, asking: Int) -> tuple[Int, Int]:
 
 
 @compiled
+def is_active(accounts: I64, terms: F64, a: Int, asking: Int, used_since: float) -> bool:
+    """Whether an account uses the cache, or did so lately."""
+    return bool(a == asking or in_use(accounts, a) > 0 or terms[a, LAST_USE] >= used_since)
+
+
+@compiled
 def fair_floors(
     accounts: I64, terms: F64, capacity: Int, asking: Int, used_since: float, floors: I64
 ) -> None:
     """Give each account its reserve, and a share of the rest by weight if it uses the cache.
 
     An account is idle, with its reserve as its share, if nothing of it is in use and it used the
-    cache last before `used_since` (seconds).
+    cache last before `used_since` (seconds). What would be above a cap is shared by the others.
     """
-    beyond, weights = capacity - accounts[POOL, OUT], 0.0
+    beyond = capacity - accounts[POOL, OUT]
     for a in range(1, accounts.shape[0]):
         beyond -= accounts[a, RESERVE]
-        if a == asking or in_use(accounts, a) > 0 or terms[a, LAST_USE] >= used_since:
-            weights += terms[a, WEIGHT]
+        floors[a] = NONE
+    beyond = max(0, beyond)
+    weights, settled = 0.0, False
+    while not settled:
+        weights, settled, over = 0.0, True, 0
+        for a in range(1, accounts.shape[0]):
+            if floors[a] == NONE and is_active(accounts, terms, a, asking, used_since):
+                weights += terms[a, WEIGHT]
+        for a in range(1, accounts.shape[0]):
+            if floors[a] != NONE or not is_active(accounts, terms, a, asking, used_since):
+                continue
+            most = accounts[a, CAP] - accounts[a, RESERVE]
+            if weights > 0.0 and np.int64(beyond * (terms[a, WEIGHT] / weights)) > most:
+                floors[a] = accounts[a, CAP]
+                over += most
+                settled = False
+        beyond -= over
     for a in range(1, accounts.shape[0]):
-        floors[a] = accounts[a, RESERVE]
-        active = a == asking or in_use(accounts, a) > 0 or terms[a, LAST_USE] >= used_since
-        if active and weights > 0.0:
-            floors[a] += np.int64(max(0, beyond) * (terms[a, WEIGHT] / weights))
+        if floors[a] == NONE:
+            floors[a] = accounts[a, RESERVE]
+            if weights > 0.0 and is_active(accounts, terms, a, asking, used_since):
+                floors[a] += np.int64(beyond * (terms[a, WEIGHT] / weights))
 
 
 @compiled

@@ -72,12 +72,21 @@ class Shares:
     ) -> dict[bytes, int]:
         """Return what each account keeps while another wants more, as long as that is enough."""
         users = [d for d in self.domains if self._uses(d, domain, in_use, now)]
-        weights = sum(self._weight(d) for d in users)
         beyond = max(0, self.capacity - sum(map(self.reserve, self.domains)))
         floors = {d: self.reserve(d) for d in self.domains}
-        for d in users if weights > 0 else ():
-            floors[d] += int(beyond * (self._weight(d) / weights))
-        return floors
+        while True:
+            weights = sum(self._weight(d) for d in users)
+            if weights == 0:
+                return floors
+            parts = {d: int(beyond * (self._weight(d) / weights)) for d in users}
+            capped = {d for d in users if self.reserve(d) + parts[d] > self.cap(d)}
+            if not capped:
+                return {d: floor + parts.get(d, 0) for d, floor in floors.items()}
+            # What they cannot have is shared by the others.
+            for d in capped:
+                floors[d] = self.cap(d)
+                beyond -= self.cap(d) - self.reserve(d)
+            users = [d for d in users if d not in capped]
 
     def lowest_floors(self, domain: bytes) -> dict[bytes, int]:
         """Return what each account keeps in any case; the one that asks, nothing."""

@@ -442,3 +442,24 @@ def test_the_operators_account_is_shown_once_it_has_something() -> None:
     assert set(store.account_counts()) == {"ann"}
     store.declare_public(tokens(prompt(2, 1)))
     assert set(store.account_counts()) == {"ann", OPERATOR}
+
+
+def test_what_is_above_a_cap_is_shared_by_the_others() -> None:
+    """No share is above its cap; the rest goes to the others by their weights, and they keep it."""
+    store = made(40)
+    store.set_quotas(
+        {
+            ANN.domain: Quota(reserve=0.1, cap=0.5, weight=2.0),
+            BOB.domain: Quota(weight=0.5),
+            GROUP: Quota(weight=0.5),
+        }
+    )
+    for ns in (ANN, BOB, CAT):
+        cache(store, prompt(1, 2), ns)
+    assert [account(store, ns).share for ns in (ANN, BOB, CAT)] == [20, 10, 10]
+    cache(store, prompt(2, 8), BOB)
+    for _ in thrash(store, ANN, 20, 3):
+        pass
+    for _ in thrash(store, CAT, 20, 3):
+        pass
+    assert account(store, BOB).held == 10
