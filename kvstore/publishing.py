@@ -96,7 +96,7 @@ class Publisher:
         """Leave a closing sequence's partly filled last block in the tree, if it says more."""
         size = self.pool.block_size
         i, fill = divmod(state.computed, size)
-        if not state.writes or not fill:
+        if not fill or not state.writes:
             return
         assert state.published == i
         block = int(self.sequences.table(state)[i])

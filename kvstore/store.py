@@ -371,7 +371,7 @@ class BlockStore:
         state = self._open[sequence]
         self.leaders.stop(sequence)
         self.accounts.use(state.root.account)
-        blocks = self._open.table(state).copy()
+        blocks = self._open.table(state)
         if self.config.partial_hits:
             self._publisher.keep_tail(state)
         # While the chain is still held, so that no copy's source ages after its parent.
