@@ -35,7 +35,7 @@ from stemkv.kvstore.ops import (
     remove_child,
     tag_of,
 )
-from stemkv.kvstore.victims import available
+from stemkv.kvstore.victims import AHEAD, available
 from stemkv.kvstore.xxh3 import swapped, xxh3_128
 
 # Columns of a sequence's row; see `sequences.SequenceState`.
@@ -260,14 +260,17 @@ def publish_chain(
     """
     size = tokens.shape[1]
     top = np.int64(-2 - root)
-    parent = np.int64(blocks[start - 1]) if start > base else top
-    above_low, above_high = key_above(keys, roots, parent)
-    ahead = np.empty((stop - start, 2), np.uint64)
-    hash_ahead(tokens, table, history, blocks, start, above_low, above_high, ahead)
+    ahead = np.empty((min(AHEAD, stop - start), 2), np.uint64)
+    hashed, hashed_to = start, start
     for i in range(start, stop):
         parent = np.int64(blocks[i - 1]) if i > base else top
         offset = i * size
-        low, high = ahead[i - start, 0], ahead[i - start, 1]
+        if i == hashed_to:
+            hashed, hashed_to = i, min(i + AHEAD, stop)
+            above_low, above_high = key_above(keys, roots, parent)
+            some = ahead[: hashed_to - hashed]
+            hash_ahead(tokens, table, history, blocks, i, above_low, above_high, some)
+        low, high = ahead[i - hashed, 0], ahead[i - hashed, 1]
         twin = find_twin(tokens, meta, roots, table, keys, history, offset, parent, low, high)
         b = blocks[i]
         if twin == b:

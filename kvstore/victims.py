@@ -63,6 +63,9 @@ WEIGHT, LAST_USE = 0, 1
 
 _LOW_31 = 0x7FFFFFFF
 
+# Blocks whose places in the index are read ahead: no more than the nearest cache holds of them.
+AHEAD = 64
+
 
 @compiled
 def in_use(accounts: I64, a: Int) -> Int:
@@ -236,7 +239,7 @@ def evict_oldest(
             break
         head = -1 - (cached_list(a) if kind == CACHED else tail_list(a))
         now = accounts[POOL, NOW]
-        most = min(accounts[a, kind], accounts[a, HELD] - floors[a], out.shape[0] - n)
+        most = min(accounts[a, kind], accounts[a, HELD] - floors[a], out.shape[0] - n, AHEAD)
         m = cut_run(meta, head, most, now, second, out, n)
         if kind == CACHED:
             # Into a place that is written again below.
