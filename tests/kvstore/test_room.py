@@ -7,6 +7,7 @@ from stemkv.kvstore.pins import PinTerms
 from stemkv.kvstore.properties.repairs import lenient
 from stemkv.kvstore.quotas import Quota
 from stemkv.kvstore.repair import repair
+from stemkv.kvstore.values import Admission
 
 
 def test_a_limit_is_the_reserve_and_what_is_nobodys_up_to_the_cap() -> None:
@@ -73,3 +74,16 @@ def test_pinned_blocks_count_as_cached() -> None:
     store.pin(ANN, tokens(range(8)), PinTerms(seconds=60.0))
     counts = store.account_counts()["ann"]
     assert (counts.in_use, counts.cached) == (2, 4)
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_copy_is_given_up_where_its_source_is_needed(before: int) -> None:
+    """A prompt that takes the whole pool copies nothing, whichever block the copy would read."""
+    store = make_store(3 + before)
+    held = [open_(store, [90]) for _ in range(before)]
+    assert cache(store, range(4)) == [before]
+    got = store.admit(ANN, tokens([0, 1, 9, 9, *range(50, 58)]))
+    assert isinstance(got, Admission)
+    assert (got.full_tokens, got.partial_tokens) == (0, 0)
+    assert store.take_copies() == ()
+    assert len(held) == before
