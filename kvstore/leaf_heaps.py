@@ -15,7 +15,6 @@ from stemkv.kvstore.ops import (
     DEAD,
     F64,
     FIRST_CHILD,
-    FREED,
     HELD,
     I32,
     I64,
@@ -25,7 +24,6 @@ from stemkv.kvstore.ops import (
     OWNER,
     PARENT,
     PIN,
-    POOL,
     PUBLISHED,
     REF,
     ROOT,
@@ -38,10 +36,8 @@ from stemkv.kvstore.ops import (
 from stemkv.kvstore.victims import (
     count_out,
     evict_oldest,
-    fair_floors,
     leave,
-    lowest_floors,
-    own_floors,
+    set_floors,
 )
 
 OUTSIDE = -2
@@ -298,15 +294,7 @@ def evict_by_score(
         goal = out[:own] if phase == 0 else out
         if n >= goal.shape[0]:
             continue
-        if phase == 0:
-            own_floors(accounts, asking, floors)
-        elif phase == 1:
-            fair_floors(accounts, terms, keys.shape[0], asking, used_since, floors)
-            # What it is given now counts as held: or a large request would take others' shares.
-            given = accounts[POOL, FREED] + out.shape[0]
-            floors[asking] = max(0, floors[asking] - given)
-        else:
-            lowest_floors(accounts, asking, floors)
+        set_floors(phase, accounts, terms, keys.shape[0], asking, used_since, out.shape[0], floors)
         n, left = evict_oldest(
             meta,
             roots,

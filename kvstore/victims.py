@@ -151,6 +151,29 @@ def own_floors(accounts: I64, asking: Int, floors: I64) -> None:
 
 
 @compiled
+def set_floors(
+    phase: Int,
+    accounts: I64,
+    terms: F64,
+    capacity: Int,
+    asking: Int,
+    used_since: float,
+    wanted: Int,
+    floors: I64,
+) -> None:
+    """Say what accounts keep in a phase of eviction: 0 its own, 1 fair shares, 2 reserves."""
+    if phase == 0:
+        own_floors(accounts, asking, floors)
+    elif phase == 1:
+        fair_floors(accounts, terms, capacity, asking, used_since, floors)
+        # What it is given now counts as held: or a large request would take others' shares.
+        given = accounts[POOL, FREED] + wanted
+        floors[asking] = max(0, floors[asking] - given)
+    else:
+        lowest_floors(accounts, asking, floors)
+
+
+@compiled
 def oldest(meta: I32, accounts: I64, floors: I64, kind: Int) -> tuple[Int, Int]:
     """Find whose oldest block of a kind goes next, and how old the next account's oldest is.
 
@@ -287,15 +310,7 @@ def evict_by_age(
         goal = out[:own] if phase == 0 else out
         if n >= goal.shape[0]:
             continue
-        if phase == 0:
-            own_floors(accounts, asking, floors)
-        elif phase == 1:
-            fair_floors(accounts, terms, keys.shape[0], asking, used_since, floors)
-            # What it is given now counts as held: or a large request would take others' shares.
-            given = accounts[POOL, FREED] + out.shape[0]
-            floors[asking] = max(0, floors[asking] - given)
-        else:
-            lowest_floors(accounts, asking, floors)
+        set_floors(phase, accounts, terms, keys.shape[0], asking, used_since, out.shape[0], floors)
         for kind in (TAILS, CACHED):
             n, left = evict_oldest(
                 meta,
